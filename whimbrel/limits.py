@@ -1,0 +1,102 @@
+"""Every bound of the system, each with its reason. A bound that is reached is visible: an error, an event or a metric."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# -- leases and liveness ------------------------------------------------------------------------------------------------
+NODE_LEASE_TTL_S: Final = 6
+"""A node's etcd lease. Long enough that two lost keep-alives on a busy machine are no death."""
+WORKER_LEASE_TTL_S: Final = 6
+"""A worker's own etcd lease; same reasoning."""
+LEADER_LEASE_TTL_S: Final = 5
+"""The controller's leadership. A standby takes over within this plus one loop."""
+LEASE_MARGIN_S: Final = 1.0
+"""A holder stops acting on a lease this long before it can have expired."""
+WITNESS_SILENCE_S: Final = 4.0
+"""A node or worker without lease is dead only after it was silent by every other sign for this long."""
+MASS_EXPIRY_SHARE: Final = 0.3
+"""More than this share of leases (and at least MASS_EXPIRY_MIN) gone within MASS_EXPIRY_WINDOW_S is the store's trouble first."""
+MASS_EXPIRY_MIN: Final = 3
+MASS_EXPIRY_WINDOW_S: Final = 2.0
+STORE_HOLD_S: Final = 10.0
+"""How long membership is held after etcd returned, so that every agent can register again."""
+RELIST_EVERY_S: Final = 30.0
+"""Watches are a hint to run sooner; the truth is listed again at least this often."""
+
+# -- control loop -------------------------------------------------------------------------------------------------------
+LOOP_MIN_PERIOD_S: Final = 0.1
+"""Lower bound between two passes, so that a storm of events is no flood of passes."""
+LOOP_MAX_PERIOD_S: Final = 1.0
+"""Upper bound: every condition is looked at this often even when nothing wakes the loop."""
+PROGRESS_EVERY_S: Final = 1.0
+"""How often workers and agents report."""
+HANG_FLOOR_S: Final = 60.0
+"""A phase without progress is no hang before this, whatever its history says."""
+HANG_FACTOR: Final = 6.0
+"""... nor before this many times the slowest healthy pass of the same phase."""
+HANG_CAP_S: Final = 900.0
+STARTUP_DEADLINE_S: Final = 300.0
+"""A worker must leave `starting` within this; imports and model loading on a busy machine are slow."""
+
+# -- restarts -----------------------------------------------------------------------------------------------------------
+RESTART_WINDOW_S: Final = 600.0
+RESTART_BUDGET: Final = 8
+"""Restarts of one worker within RESTART_WINDOW_S before the run fails with the cause: a crash loop is never infinite."""
+RESTART_BACKOFF_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+USER_ERROR_BUDGET: Final = 2
+"""The same user error this often ends the run with that error as its reason."""
+STOP_GRACE_S: Final = 5.0
+"""Between SIGTERM and SIGKILL of a worker's process group."""
+
+# -- ledger -------------------------------------------------------------------------------------------------------------
+GROUP_LEASE_S: Final = 60.0
+"""A prompt group's lease; renewed with each report. A worker that is alive but silent loses its groups after this."""
+GROUP_ATTEMPTS: Final = 20
+"""Leases of one prompt group before it is dropped with the reason `poisoned`."""
+LEASE_GROUPS_MAX: Final = 64
+"""Groups given out in one `work/lease` call."""
+REPORT_GROUPS_MAX: Final = 64
+HELD_GROUPS_MAX: Final = 512
+"""Finished groups that a rollout keeps until their step is committed."""
+BATCHES_AHEAD: Final = 1
+"""Batches a trainer may fetch beyond the step in progress, so that it works on while the controller is away."""
+
+# -- bytes --------------------------------------------------------------------------------------------------------------
+CHUNK_TARGET_BYTES: Final = 4 * MIB
+"""Uncompressed elements of a tensor range per chunk, in bytes of the dtype: the unit of repair."""
+CHUNK_MAX_BYTES: Final = 64 * MIB
+"""No chunk is larger; a reader refuses to allocate more."""
+MANIFEST_MAX_BYTES: Final = 64 * MIB
+PAYLOAD_MAX_BYTES: Final = 16 * MIB
+"""One prompt group's tokens, log-probs and version spans."""
+BODY_MAX_BYTES: Final = 8 * MIB
+"""One request to the controller."""
+FRAME_MAX_BYTES: Final = 1 * MIB
+"""One control frame between chunk client and server."""
+TRANSFER_STREAMS: Final = 4
+"""Parallel TCP connections of one chunk client."""
+TRANSFER_RETRIES: Final = 5
+"""Attempts for one chunk over all sources before the transfer fails."""
+CONNECT_TIMEOUT_S: Final = 3.0
+IO_TIMEOUT_S: Final = 20.0
+
+# -- logs, events, pages ------------------------------------------------------------------------------------------------
+WORKER_LOG_BYTES: Final = 4 * MIB
+"""Size of one worker's log file before it is rotated; one older file is kept."""
+LOG_TAIL_BYTES: Final = 256 * KIB
+EVENTS_KEPT: Final = 100_000
+"""Events per database; older ones are pruned."""
+PAGE_DEFAULT: Final = 50
+PAGE_MAX: Final = 500
+SSE_QUEUE: Final = 1_000
+"""Events buffered for one slow SSE reader before it is disconnected and must resume by id."""
+
+# -- checkpoints --------------------------------------------------------------------------------------------------------
+SNAPSHOTS_KEPT: Final = 2
+"""Snapshots that retention keeps; the chain needed to replay from the older of them is kept too."""
+ANCHOR_CHAIN_RATIO: Final = 1.0
+"""A new anchor is written when the deltas since the last one outweigh this times a full copy."""
