@@ -18,6 +18,18 @@ LEASE_MARGIN_S: Final = 1.0
 """A holder stops acting on a lease this long before it can have expired."""
 WITNESS_SILENCE_S: Final = 4.0
 """A node or worker without lease is dead only after it was silent by every other sign for this long."""
+PROBE_AFTER_S: Final = 2.5
+"""An agent that has not reported for this long is asked directly, so that the answer is there when its lease runs out."""
+PROBE_EVERY_S: Final = 1.0
+"""Between two probes of one silent node."""
+PROBE_TIMEOUT_S: Final = 2.0
+"""For one probe, connection included."""
+ADOPT_GRACE_S: Final = 5.0
+"""After an agent's first report, or after a new epoch was granted: time for it to name a worker before that counts as gone."""
+PAUSE_CONFIRM_S: Final = 1.0
+"""A stopped worker without lease is judged only after this, in case it is just waking up."""
+STOP_CONFIRM_S: Final = 2.0
+"""Between the order to stop and an agent's report that may confirm it: older reports may not know of the order."""
 MASS_EXPIRY_SHARE: Final = 0.3
 """More than this share of leases (and at least MASS_EXPIRY_MIN) gone within MASS_EXPIRY_WINDOW_S is the store's trouble first."""
 MASS_EXPIRY_MIN: Final = 3
@@ -47,6 +59,8 @@ RESTART_WINDOW_S: Final = 600.0
 RESTART_BUDGET: Final = 8
 """Restarts of one worker within RESTART_WINDOW_S before the run fails with the cause: a crash loop is never infinite."""
 RESTART_BACKOFF_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+IN_PLACE_RESTARTS: Final = 3
+"""Failures of a worker on one node within RESTART_WINDOW_S before another node is preferred."""
 USER_ERROR_BUDGET: Final = 2
 """The same user error this often ends the run with that error as its reason."""
 STOP_GRACE_S: Final = 5.0
@@ -100,3 +114,31 @@ SNAPSHOTS_KEPT: Final = 2
 """Snapshots that retention keeps; the chain needed to replay from the older of them is kept too."""
 ANCHOR_CHAIN_RATIO: Final = 1.0
 """A new anchor is written when the deltas since the last one outweigh this times a full copy."""
+
+# -- API ----------------------------------------------------------------------------------------------------------------
+SSE_HEARTBEAT_S: Final = 10.0
+"""Silence on an event stream after which a comment is sent, so that proxies and readers know that it lives."""
+SSE_READERS_MAX: Final = 200
+"""Event streams open at the same time; the next one is answered with 429."""
+SESSION_TTL_S: Final = 12 * 3600
+"""A browser session; after it the page asks for the token again."""
+LOGIN_LINK_TTL_S: Final = 600
+"""A login link printed by the CLI; usable once within this time."""
+LOGIN_LINKS_KEPT: Final = 1_000
+"""Used login links remembered; when there are more unexpired ones than this, further links are refused."""
+METRIC_RUNS_MAX: Final = 50
+"""Runs that /metrics shows: the newest ones. Keeps the label `run` bounded."""
+METRIC_POINTS_MAX: Final = 20_000
+"""Versions that one answer of `/metrics` of a run or of its timeline covers; the rest by `after_step` or `since`."""
+TIMELINE_SPANS_MAX: Final = 5_000
+"""Spans in one answer of the timeline; the newest ones."""
+HEADER_MAX_CHARS: Final = 200
+"""Idempotency-Key and X-Request-Id; longer ones are refused or replaced."""
+IDEMPOTENCY_KEPT_S: Final = 24 * 3600
+"""How long the answer to an Idempotency-Key is kept."""
+API_SHUTDOWN_S: Final = 2
+"""Seconds that open requests get after SIGTERM before their connections are closed."""
+API_TIMEOUT_S: Final = 15.0
+"""One call of the CLI to the controller."""
+READY_CHECK_S: Final = 2.0
+"""Each check of /readyz."""
