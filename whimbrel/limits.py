@@ -142,3 +142,27 @@ API_TIMEOUT_S: Final = 15.0
 """One call of the CLI to the controller."""
 READY_CHECK_S: Final = 2.0
 """Each check of /readyz."""
+
+# -- node agent ---------------------------------------------------------------------------------------------------------
+AGENT_POLL_S: Final = 0.25
+"""How often an agent looks at its processes; an exit of its own child wakes it at once."""
+STOP_POLL_S: Final = 0.05
+"""The same while a worker is being stopped."""
+KILL_WAIT_S: Final = 10.0
+"""A process that outlives SIGKILL this long sits in the kernel (dead disk, driver): the node takes no new workers."""
+RANK_SKEW_S: Final = 120.0
+"""After one rank of a worker finished well, the others finish within this or are ended."""
+EXIT_TAIL_BYTES: Final = 4 * KIB
+"""End of a worker's output that goes along with the report of its exit."""
+EXITS_KEPT: Final = 256
+"""Exits that an agent keeps for a controller that is away; the oldest leave the report first, never the disk."""
+WORKER_DIRS_KEPT: Final = 8
+"""Folders of ended epochs of one worker (its output, how it ended) that a node keeps."""
+AGENT_REPORT_TIMEOUT_S: Final = 5.0
+AGENT_REPORT_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
+"""Waits after failed reports in a row; the last one repeats."""
+SELF_FENCE_WARN_S: Final = 60.0
+"""An agent that reaches neither etcd nor the controller for this long says so. Its policy is `keep`: workers go on."""
+CACHE_BYTES: Final = 16 * 1024 * MIB
+"""Chunks that a node caches beside the run store; the oldest leave when it is exceeded."""
+CACHE_PRUNE_EVERY_S: Final = 30.0
