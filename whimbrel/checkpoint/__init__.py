@@ -3,8 +3,17 @@
 from whimbrel.checkpoint.anchor import AnchorPart
 from whimbrel.checkpoint.chain import Link, RestorePlan, plan_restore
 from whimbrel.checkpoint.host import HostWeights, Patch
+from whimbrel.checkpoint.inspect import (
+    Description,
+    Verification,
+    committed_head,
+    describe,
+    find_version,
+    verify_chain,
+)
 from whimbrel.checkpoint.manifest import BatchEntry, Manifest, SnapshotManifest, StepRecord
 from whimbrel.checkpoint.reader import LogReader
+from whimbrel.checkpoint.retention import RetentionPlan, apply_retention, plan_retention
 from whimbrel.checkpoint.snapshot import (
     ArrayShard,
     Snapshot,
@@ -23,6 +32,7 @@ __all__ = [
     "BatchEntry",
     "Change",
     "DeltaPart",
+    "Description",
     "DirectoryStore",
     "Fetch",
     "HostWeights",
@@ -32,16 +42,24 @@ __all__ = [
     "MemoryStore",
     "Patch",
     "RestorePlan",
+    "RetentionPlan",
     "Snapshot",
     "SnapshotManifest",
     "SnapshotPart",
     "StepRecord",
     "Store",
+    "Verification",
     "WeightLog",
+    "apply_retention",
     "combine_digests",
+    "committed_head",
+    "describe",
+    "find_version",
     "plan_restore",
+    "plan_retention",
     "store_fetch",
     "training_digest",
+    "verify_chain",
     "wants_anchor",
     "whole_arrays",
 ]

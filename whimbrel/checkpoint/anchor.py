@@ -114,7 +114,7 @@ def _placed(layout: Layout, file: WeightsFile, pieces: Sequence[Piece]) -> Itera
         if piece.bits.size:
             width = item_bytes(layout.spec(piece.name).dtype)
             offset = len(file.header) + file.data_start(piece.name) + piece.start * width
-            yield offset, memoryview(piece.bits).cast("B")
+            yield offset, piece.bits.view(np.uint8).data
 
 
 def join_anchor_parts(store: Store, layout: Layout, parts: Sequence[AnchorPart]) -> FileRecord:

@@ -110,7 +110,9 @@ class HostWeights:
         _check_disjoint(decoded)
         changed = sum(change.positions.size for change in changes)
         if changed != manifest.changed:
-            raise Corrupt(f"Version {manifest.version} changes {changed} elements; its manifest says {manifest.changed}.")
+            raise Corrupt(
+                f"Version {manifest.version} changes {changed} elements; its manifest says {manifest.changed}."
+            )
         state = add_digests([self.state_digest, *gained])
         _check_state(manifest, state)
         return Patch(self.manifest_digest, digest, manifest, changes, state)
@@ -123,7 +125,8 @@ class HostWeights:
         """
         if not self.manifest_digest or patch.base != self.manifest_digest:
             raise Conflict(
-                f"A patch to version {patch.version} was prepared for {patch.base}, but {self.manifest_digest or 'nothing'} is held."
+                f"A patch to version {patch.version} was prepared for {patch.base}, "
+                f"but {self.manifest_digest or 'nothing'} is held."
             )
         # Should this be interrupted, the copy belongs to no version, and says so: an anchor must be loaded.
         self.manifest_digest = ""

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from whimbrel import limits
 from whimbrel.checkpoint import names
 from whimbrel.checkpoint.anchor import WeightsFile, checked, read_file
@@ -66,12 +68,11 @@ class LogReader:
             if manifest.version <= after:
                 break
             links.append((at, manifest))
-            at = manifest.parent
+            # The parent of the first one wanted need not be held any more: it is named, and not read.
+            at = manifest.parent if manifest.version - 1 > after else ""
         return links[::-1]
 
-    def restore(
-        self, host: HostWeights, head: str, *, on_patch: Callable[[Patch], None] | None = None
-    ) -> RestorePlan:
+    def restore(self, host: HostWeights, head: str, *, on_patch: Callable[[Patch], None] | None = None) -> RestorePlan:
         """Bring a host copy to a committed version; it stays at the last version that was verified if anything fails.
 
         Args:
@@ -100,9 +101,7 @@ class LogReader:
 
     def files(self, manifest: Manifest) -> dict[str, bytes]:
         """The auxiliary files of an anchor by name. Raises MissingChunk, Corrupt."""
-        return {
-            record.name: read_file(self.fetch, record) for record in manifest.files if record.name != WEIGHTS_FILE
-        }
+        return {record.name: read_file(self.fetch, record) for record in manifest.files if record.name != WEIGHTS_FILE}
 
     def snapshot(self, digest: str) -> Snapshot:
         """A training state, verified. Raises MissingChunk, Corrupt, DigestMismatch, Conflict."""
@@ -122,7 +121,9 @@ class LogReader:
         manifest = self._link(head, [])
         known = names.folder(self.run_id, "snapshots")
         newer = [names.parse_attempt(name) for name in store.list(known)]
-        candidates = sorted((each for each in newer if manifest.snapshot_version < each[0] <= manifest.version), reverse=True)
+        candidates = sorted(
+            (each for each in newer if manifest.snapshot_version < each[0] <= manifest.version), reverse=True
+        )
         if candidates:
             chain = {digest for digest, _ in self.history(head, candidates[-1][0] - 1)}
             for _, digest in candidates:
@@ -158,8 +159,13 @@ class LogReader:
         try:
             manifest = self.manifest(digest)
         except MissingChunk as error:
-            of = f"version {newer[-1][1].version - 1}, which version {newer[-1][1].version} follows" if newer else "the head"
-            raise ChainGap(f"The manifest {digest} of {of} is held by no source.", missing=digest) from error
+            newest = newer[-1][1].version if newer else 0
+            of = f"version {newest - 1}, which version {newest} follows" if newer else "the head"
+            raise ChainGap(
+                f"The manifest {digest} of {of} is held by no source.",
+                missing=digest,
+                missing_version=newest - 1,
+            ) from error
         if newer and newer[-1][1].parent == digest:
             check_child(digest, manifest, newer[-1][1])
         return manifest
@@ -204,7 +210,7 @@ def _write_weights(path: Path, host: HostWeights) -> None:
     with path.open("wb") as out:
         out.write(file.header)
         for name in sorted(host.tensors, key=file.data_start):
-            data = memoryview(host.tensors[name]).cast("B") if host.tensors[name].size else b""
+            data = host.tensors[name].view(np.uint8).data
             for at in range(0, len(data), limits.CHUNK_TARGET_BYTES):
                 out.write(data[at : at + limits.CHUNK_TARGET_BYTES])
         out.flush()

@@ -84,7 +84,7 @@ def write_snapshot_part(store: Store, shards: Sequence[ArrayShard]) -> SnapshotP
     for shard in shards:
         if shard.start < 0 or shard.start + shard.values.size > math.prod(shard.shape):
             raise UsageError(f"The shard of {shard.key!r} at {shard.start} does not fit its shape {shard.shape}.")
-        data = memoryview(_bits(shard.values)).cast("B")
+        data = _bits(shard.values).view(np.uint8).data
         refs: list[ChunkRef] = []
         for at in range(0, len(data), limits.CHUNK_TARGET_BYTES):
             part = bytes(data[at : at + limits.CHUNK_TARGET_BYTES])
@@ -151,7 +151,9 @@ def _incomplete(parts: Sequence[ArrayPart]) -> str:
             return f"{part.key!r} has dtype {part.dtype[:20]!r}"
         if any(size < 0 for size in part.shape) or part.elements < 0 or part.start != ends.get(part.key, 0):
             return f"the shards of {part.key!r} do not meet at element {ends.get(part.key, 0)}"
-        if total_bytes(part.chunks) != part.elements * int(part.dtype[2:]) or any(ref.nbytes < 0 for ref in part.chunks):
+        if total_bytes(part.chunks) != part.elements * int(part.dtype[2:]) or any(
+            ref.nbytes < 0 for ref in part.chunks
+        ):
             return f"the chunks of {part.key!r} do not add up to its elements"
         ends[part.key] = part.start + part.elements
     for key, part in first.items():

@@ -54,7 +54,9 @@ def decode_chunk(layout: Layout, info: ChunkInfo, data: bytes) -> DecodedChunk:
             bounds or out of order, or streams that do not decode exactly.
     """
     if content_digest(data) != info.digest:
-        raise Corrupt(f"Chunk {info.digest} does not match its digest.", hint="It is fetched again from another source.")
+        raise Corrupt(
+            f"Chunk {info.digest} does not match its digest.", hint="It is fetched again from another source."
+        )
     header, streams = chunk.unpack_chunk(info, data)
     if header.layout.hex() != layout.digest:
         raise Corrupt(f"Chunk {info.digest} was made for another layout of tensors.")
@@ -149,7 +151,9 @@ def _changed_bits(
         spec = layout.tensors[span.tensor]
         bits = base[spec.name]
         if bits.size != spec.elements or bits.dtype != bits_dtype(spec.dtype):
-            raise Corrupt(f"The base holds {bits.size} elements of {spec.name!r} where the layout says {spec.elements}.")
+            raise Corrupt(
+                f"The base holds {bits.size} elements of {spec.name!r} where the layout says {spec.elements}."
+            )
         if decoded.positions is None:
             old = bits[span.start : span.start + span.length]
             new = _combine(decoded.operation, old, decoded.operand[at : at + span.length])

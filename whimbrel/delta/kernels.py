@@ -45,7 +45,7 @@ def _finalise(x):
 
 
 @kernel
-def digest_dense(bits: Bits, seed: np.uint64) -> int:
+def digest_dense(bits: Bits, seed: np.uint64) -> np.uint64:
     """Sum of the mixes of all elements; `seed` stands for the position of the first one."""
     total = np.uint64(0)
     x = seed
@@ -56,7 +56,7 @@ def digest_dense(bits: Bits, seed: np.uint64) -> int:
 
 
 @kernel
-def digest_change(positions: NDArray[np.int64], old: Bits, new: Bits, seed: np.uint64) -> int:
+def digest_change(positions: NDArray[np.int64], old: Bits, new: Bits, seed: np.uint64) -> np.uint64:
     """What the digest of a tensor gains when `old` becomes `new` at these flat positions; `seed` as for position 0."""
     total = np.uint64(0)
     for i in range(positions.size):

@@ -8,6 +8,7 @@ Both are Python ints or int64: stacked experts pass 2^31 elements.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,9 @@ def item_bytes(dtype: str) -> int:
         UsageError: the dtype is none that the log can carry.
     """
     if dtype not in ITEM_BYTES:
-        raise UsageError(f"The weight log cannot carry tensors of dtype {dtype!r}.", hint=f"It knows {list(ITEM_BYTES)}.")
+        raise UsageError(
+            f"The weight log cannot carry tensors of dtype {dtype!r}.", hint=f"It knows {list(ITEM_BYTES)}."
+        )
     return ITEM_BYTES[dtype]
 
 
@@ -167,7 +170,7 @@ def check_pieces(layout: Layout, pieces: Sequence[Piece]) -> None:
             ends.setdefault(piece.name, []).append((piece.start, piece.start + bits.size))
     for name, ranges in ends.items():
         ranges.sort()
-        for (_, stop), (start, _) in zip(ranges, ranges[1:], strict=False):
+        for (_, stop), (start, _) in itertools.pairwise(ranges):
             if start < stop:
                 raise UsageError(f"Two pieces of {name!r} overlap at element {start}.")
 

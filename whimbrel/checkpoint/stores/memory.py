@@ -55,6 +55,8 @@ class MemoryStore:
                 return False
             used = sum(map(len, self._objects.values())) if self.capacity_bytes is not None else 0
             if self.capacity_bytes is not None and used + len(data) > self.capacity_bytes:
-                raise StorageFull(f"The store has no room for {len(data)} bytes.", hint="Free space, or raise its size.")
+                raise StorageFull(
+                    f"The store has no room for {len(data)} bytes.", hint="Free space, or raise its size."
+                )
             self._objects[name] = bytes(data)
             return True
