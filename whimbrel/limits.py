@@ -36,6 +36,14 @@ MASS_EXPIRY_MIN: Final = 3
 MASS_EXPIRY_WINDOW_S: Final = 2.0
 STORE_HOLD_S: Final = 10.0
 """How long membership is held after etcd returned, so that every agent can register again."""
+OUTAGE_AFTER_S: Final = 1.5
+"""etcd unreachable for this long is recorded as an outage; less is a hiccup."""
+ETCD_CALL_TIMEOUT_S: Final = 3.0
+"""One call to etcd; after it the outcome is unknown and the caller finds out."""
+ETCD_PROBE_S: Final = 1.0
+"""A silent watch is checked with a read this often, so that a stopped etcd is noticed."""
+ETCD_RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
+"""Waits between attempts to reach etcd again; the last one repeats."""
 RELIST_EVERY_S: Final = 30.0
 """Watches are a hint to run sooner; the truth is listed again at least this often."""
 

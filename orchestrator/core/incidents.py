@@ -1,0 +1,110 @@
+"""The record of a failure: opened when it is found, advanced when a new epoch is granted, closed when the part is played.
+
+Incidents follow from the signs and from what is recorded already, never from what this process remembers: a controller
+that starts in the middle of a recovery takes it up where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from orchestrator.core.decisions import AdvanceIncident, CloseIncident, Decision, ReassignGroups, RecordIncident
+from orchestrator.core.health import Failure, Health, leases_held_until
+from orchestrator.core.world import Run, Worker, World
+from whimbrel.limits import OUTAGE_AFTER_S
+
+
+def failure_found(run: Run, worker: Worker, failure: Failure) -> list[Decision]:
+    """Record the failure of the owned epoch, and return a rollout's groups to the pool, each once."""
+    assert worker.owner is not None
+    epoch, node_id = worker.owner.epoch, worker.owner.node_id
+    open_one = next((one for one in run.incidents if one.worker == worker.name and one.epoch == epoch), None)
+    found: list[Decision] = []
+    if open_one is None:
+        record = RecordIncident(
+            kind=failure.kind,
+            run_id=run.run_id,
+            worker=worker.name,
+            node_id=node_id,
+            epoch=epoch,
+            failed_s=failure.failed_s,
+            charged=failure.charged,
+            fingerprint=failure.fingerprint,
+            reason=failure.message,
+        )
+        found.append(record)
+    if worker.role == "rollout" and (open_one is None or open_one.groups_reassigned is None):
+        text = f"{failure.message} Its prompt groups go back to the pool."
+        found.append(ReassignGroups(run.run_id, worker.name, epoch, text))
+    return found
+
+
+def follow_up(world: World, run: Run, worker: Worker, health: Health) -> list[Decision]:
+    """Advance and close the worker's open incidents as far as it has come."""
+    steps: list[Decision] = []
+    for incident in run.incidents:
+        owner = worker.owner
+        if incident.worker != worker.name or owner is None:
+            continue
+        if owner.epoch > incident.epoch and not incident.decided:
+            reason = owner.reason or f"Started again on {owner.node_id}."
+            steps.append(AdvanceIncident(incident.incident_id, owner.since_s, owner.node_id, reason))
+        if health.state == "serving":
+            if owner.epoch > incident.epoch:
+                text = f"{worker.name} does its part again on {owner.node_id}."
+            else:
+                text = f"{worker.name} came back by itself; nothing was restarted."
+            steps.append(CloseIncident(incident.incident_id, run.run_id, worker.name, world.now_s, text))
+    return steps
+
+
+def close_all(world: World, run: Run, reason: str) -> list[Decision]:
+    """The run is over: nobody waits for these recoveries any more."""
+    return [
+        CloseIncident(incident.incident_id, run.run_id, incident.worker, world.now_s, reason)
+        for incident in run.incidents
+    ]
+
+
+def store_outage(world: World) -> list[Decision]:
+    """Record when etcd was away. Nothing else is decided meanwhile."""
+    open_ones = [one for one in world.incidents if one.kind == "store_outage"]
+    if world.store.reachable:
+        if leases_held_until(world) is not None:
+            return []
+        text = "etcd answers again; nobody was declared dead for its absence."
+        return [CloseIncident(one.incident_id, "", "", world.now_s, text) for one in open_ones]
+    if open_ones or world.now_s - world.store.since_s < OUTAGE_AFTER_S:
+        return []
+    reason = (
+        f"etcd does not answer ({world.store.reason or 'no connection'}). Membership is frozen, generation goes on,"
+        " commits wait; check that etcd runs and can be reached."
+    )
+    record = RecordIncident("store_outage", "", "", "", 0, world.store.since_s, False, "", reason)
+    return [record]
+
+
+def effective_training_ratio(
+    outages: Sequence[tuple[float, float | None]], first_version_s: float, until_s: float
+) -> float | None:
+    """ETTR: the share of [first_version_s, until_s] in which the trainer was available, 0 to 1.
+
+    Args:
+        outages: (from, to) in seconds on any one clock, in any order, overlapping or not; `to` is None while it lasts.
+    """
+    total_s = until_s - first_version_s
+    if total_s <= 0:
+        return None
+    lost_s = 0.0
+    covered_s = first_version_s
+    for start, end in _clipped(outages, first_version_s, until_s):
+        lost_s += max(0.0, end - max(start, covered_s))
+        covered_s = max(covered_s, end)
+    return 1.0 - lost_s / total_s
+
+
+def _clipped(
+    outages: Iterable[tuple[float, float | None]], since_s: float, until_s: float
+) -> list[tuple[float, float]]:
+    clipped = ((max(start, since_s), until_s if end is None else min(end, until_s)) for start, end in outages)
+    return sorted((start, end) for start, end in clipped if end > start)
