@@ -40,6 +40,8 @@ OUTAGE_AFTER_S: Final = 1.5
 """etcd unreachable for this long is recorded as an outage; less is a hiccup."""
 ETCD_CALL_TIMEOUT_S: Final = 3.0
 """One call to etcd; after it the outcome is unknown and the caller finds out."""
+LEASE_START_TIMEOUT_S: Final = 30.0
+"""A process that gets no lease within this does not start."""
 ETCD_PROBE_S: Final = 1.0
 """A silent watch is checked with a read this often, so that a stopped etcd is noticed."""
 ETCD_RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)

@@ -1,0 +1,166 @@
+"""Data on standard output, talk on standard error; tables only for a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Json = Mapping[str, Any]
+Column = tuple[str, Callable[[Json], str]]
+"""Heading, and how to read the cell from an item."""
+
+_STATE_MARKS = {
+    "running": ("●", "green"),
+    "ready": ("●", "green"),
+    "completed": ("✓", "green"),
+    "ok": ("✓", "green"),
+    "starting": ("◔", "cyan"),
+    "pending": ("○", "cyan"),
+    "recovering": ("◑", "yellow"),
+    "paused": ("‖", "yellow"),
+    "draining": ("◑", "yellow"),
+    "cordoned": ("‖", "yellow"),
+    "warn": ("!", "yellow"),
+    "unreachable": ("?", "red"),
+    "lost": ("✗", "red"),
+    "failed": ("✗", "red"),
+    "fail": ("✗", "red"),
+    "stopped": ("■", "dim"),
+}
+"""Colour plus shape plus word for each state."""
+
+
+class Format(StrEnum):
+    """How data is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the data.", show_default=True)]
+
+
+def say(text: str) -> None:
+    """Talk to the user: on standard error, never mixed with data."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text))
+
+
+def emit(line: str) -> None:
+    """One plain line of data."""
+    sys.stdout.write(line + "\n")
+
+
+def print_items(
+    items: Sequence[Json], columns: Sequence[Column], form: Format, *, name: str, empty: str = "Nothing yet."
+) -> None:
+    """A list of resources; `name` is the member that `-o name` prints."""
+    if form is not Format.TABLE:
+        _print_data(list(items), form, [str(item[name]) for item in items])
+        return
+    if not items:
+        say(empty)
+        return
+    rows = [[read(item) for _, read in columns] for item in items]
+    headings = [heading for heading, _ in columns]
+    if sys.stdout.isatty():
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in headings:
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(*[_marked(cell) for cell in row])
+        Console(highlight=False).print(table)
+        return
+    _print_columns([headings, *rows])
+
+
+def print_item(item: Json, fields: Sequence[Column], form: Format, *, name: str) -> None:
+    """One resource, as lines of label and value."""
+    if form is not Format.TABLE:
+        _print_data(dict(item), form, [str(item[name])])
+        return
+    rows = [(label, read(item)) for label, read in fields]
+    width = max(len(label) for label, _ in rows)
+    if sys.stdout.isatty():
+        console = Console(highlight=False, soft_wrap=True)
+        for label, value in rows:
+            console.print(Text(f"{label:<{width}}  ", style="dim"), _marked(value), sep="")
+        return
+    for label, value in rows:
+        emit(f"{label:<{width}}  {value}")
+
+
+def print_data(value: Any, form: Format) -> None:
+    """Any JSON value as JSON or YAML."""
+    _print_data(value, form, [])
+
+
+def _print_data(value: Any, form: Format, names: list[str]) -> None:
+    if form is Format.NAME:
+        for name in names:
+            emit(name)
+    elif form is Format.YAML:
+        sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+    else:
+        emit(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        emit("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _marked(cell: str) -> Text:
+    mark = _STATE_MARKS.get(cell)
+    return Text(f"{mark[0]} {cell}", style=mark[1]) if mark else Text(cell)
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number, or a dash where there is none yet."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration as people read it."""
+    if value is None:
+        return "-"
+    if value < 60:
+        return f"{value:.1f}s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def size(value: float | None) -> str:
+    """Bytes in binary units."""
+    if value is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def age(moment: str | None) -> str:
+    """How long ago an RFC 3339 time was."""
+    if not moment:
+        return "-"
+    return seconds(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()))

@@ -1,0 +1,76 @@
+"""Follow the controller's events: server-sent events that resume by id after a broken connection."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+
+from api.client.client import Client, Json
+from api.client.problems import raise_for_problem, unreachable
+from whimbrel.limits import CONNECT_TIMEOUT_S, SSE_HEARTBEAT_S
+
+_SILENCE_S = 2.5 * SSE_HEARTBEAT_S
+"""Two heartbeats lost: the connection is dead, whatever the kernel says."""
+_RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+def follow_events(
+    client: Client,
+    *,
+    run: str = "",
+    after: int | None = None,
+    patience_s: float = 60.0,
+    on_break: Callable[[str], None] = lambda reason: None,
+) -> Iterator[Json]:
+    """Yield events as they happen, each once, in order; without `after`, only new ones.
+
+    A broken stream is opened again after the last id seen; `on_break` hears why.
+
+    Raises:
+        Unreachable: the controller did not answer for `patience_s`.
+    """
+    failures = 0
+    broken_since: float | None = None
+    while True:
+        try:
+            for event in _stream(client, run, after):
+                failures, broken_since = 0, None
+                if event is not None:
+                    after = event["id"]
+                    yield event
+        except httpx.HTTPError as error:
+            now = time.monotonic()
+            broken_since = now if broken_since is None else broken_since
+            if now - broken_since > patience_s:
+                raise unreachable(client.url, error) from error
+            on_break(str(unreachable(client.url, error)))
+        time.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+        failures += 1
+
+
+def _stream(client: Client, run: str, after: int | None) -> Iterator[Json | None]:
+    """Events of one connection; None for each sign of life."""
+    headers = {"Accept": "text/event-stream"}
+    if after is not None:
+        headers["Last-Event-ID"] = str(after)
+    timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=_SILENCE_S)
+    params = {"run": run} if run else {}
+    with client.http.stream("GET", "/v1/events", params=params, headers=headers, timeout=timeout) as response:
+        if not response.is_success:
+            response.read()
+            raise_for_problem(response)
+        kind, data = "", ""
+        for line in response.iter_lines():
+            if line.startswith("event:"):
+                kind = line[6:].strip()
+            elif line.startswith("data:"):
+                data += line[5:].strip()
+            elif not line:
+                if data and kind != "lost":
+                    yield json.loads(data)
+                kind, data = "", ""
+            else:
+                yield None
