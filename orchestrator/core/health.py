@@ -174,7 +174,7 @@ def worker_health(world: World, run: Run, worker: Worker) -> Health:
     if leases_held_until(world) is not None:
         return Health("doubtful", "Leases are not judged until every agent could register again.")
     node = world.node(owner.node_id)
-    if node is None or node.state == "lost":
+    if node is None or node_state(world, node)[0] == "lost":
         return _node_lost(world, worker, owner)
     missing = _forgotten(world, worker, owner, node)
     if missing is not None:
@@ -291,7 +291,9 @@ def _without_lease(world: World, worker: Worker, owner: Owner, node: Node) -> He
     settled = world.now_s - node.lease.since_s >= WITNESS_SILENCE_S
     agent_known = settled and (node.lease.present or reports(world, node))
     failed_s = _last_sign(worker, owner)
-    if paused and _paused_long(world, worker):
+    if paused:
+        if not _paused_long(world, worker):
+            return Health("doubtful", f"{worker.name} is stopped by a signal.")
         text = f"{worker.name} is stopped by a signal and lost its lease."
         return _failed(Failure("worker_paused", failed_s, False, text))
     if not silent:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 NodeState = Literal["ready", "draining", "cordoned", "unreachable", "lost"]
@@ -138,9 +137,6 @@ class PastFailure:
     """User errors: the sentence; the same one twice is no accident."""
 
 
-NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One part of a run. Signs (`lease`, `status`, `progress`) are of the owned epoch only."""
@@ -153,7 +149,7 @@ class Worker:
     progress: Progress | None = None
     alive_on: tuple[str, ...] = ()
     """Nodes whose agents report processes of this worker, of any epoch, that have not exited."""
-    slowest_s: Mapping[str, float] = NO_BOUNDS
+    slowest_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Per phase: the longest time without change that ended well, over all workers of this role in the run."""
     failures: tuple[PastFailure, ...] = ()
     """Oldest first."""
@@ -202,7 +198,7 @@ class World:
     incidents: tuple[OpenIncident, ...] = ()
     """Open incidents that belong to no run."""
     leading_since_s: float = 0.0
-    node_index: Mapping[str, Node] = field(init=False, repr=False, compare=False, default=MappingProxyType({}))
+    node_index: Mapping[str, Node] = field(init=False, repr=False, compare=False, default_factory=dict[str, Node])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "node_index", {node.node_id: node for node in self.nodes})
