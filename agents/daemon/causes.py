@@ -1,0 +1,111 @@
+"""Why a worker ended, in one sentence, from its exit codes, signals and last lines."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from whimbrel.errors import EXIT_FENCED, EXIT_USER_ERROR
+from whimbrel.wire.work import WorkerExit
+
+_ERROR_LINE: Final = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|[a-z][A-Za-z]*): .+")
+_SENTENCE_CHARS: Final = 500
+_SIGNAL_HINTS: Final = {
+    signal.SIGSEGV: "a native library crashed (bad memory access)",
+    signal.SIGBUS: "a native library crashed, or a mapped file was cut short or its disk is full",
+    signal.SIGABRT: "a native library gave up (abort)",
+    signal.SIGFPE: "a native library divided by zero",
+    signal.SIGILL: "a library uses instructions that this processor lacks",
+    signal.SIGTERM: "somebody asked it to end",
+    signal.SIGINT: "somebody interrupted it",
+    signal.SIGHUP: "its terminal went away",
+    signal.SIGXCPU: "it used up its limit of processor time",
+    signal.SIGXFSZ: "it reached its limit of file size",
+}
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one process ended."""
+
+    rank: int
+    code: int | None
+    """Exit code; negative: the signal's number; None: nobody could see it."""
+    cause: str = ""
+    """What the process itself wrote of its end."""
+
+    @property
+    def good(self) -> bool:
+        return self.code == 0
+
+
+def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The end that explains the others, of ends seen at the same moment: peers of a dead rank fail after it.
+
+    A rank that says who is to blame (fenced, user error) goes before a signal, that before other failures.
+    """
+
+    def weight(end: RankEnd) -> tuple[int, int]:
+        if end.code in (EXIT_FENCED, EXIT_USER_ERROR):
+            return 0, end.rank
+        if end.code is not None and end.code < 0:
+            return 1, end.rank
+        if end.code is not None:
+            return 2, end.rank
+        return 3, end.rank
+
+    return min((end for end in ends if not end.good), key=weight, default=None)
+
+
+def explain(
+    end: RankEnd, *, log_tail: str, ranks: int, killed_for_memory: bool, stop_reason: str = "", adopted: bool = False
+) -> WorkerExit:
+    """The worker's exit from the end of its decisive process.
+
+    `stop_reason` is set when the agent itself ended it; then that is the cause.
+    """
+    name = signal.Signals(-end.code).name if end.code is not None and end.code < 0 else ""
+    code = None if name else end.code
+    who = f"Rank {end.rank}" if ranks > 1 else "The process"
+    if stop_reason:
+        cause = f"Stopped by the node's agent: {stop_reason.rstrip('.')}."
+    elif name:
+        cause = _signal_sentence(who, signal.Signals(name), killed_for_memory)
+    else:
+        cause = _code_sentence(who, end, log_tail, adopted)
+    return WorkerExit(code=code, signal=name, cause=cause[:_SENTENCE_CHARS], log_tail=log_tail)
+
+
+def _signal_sentence(who: str, number: signal.Signals, killed_for_memory: bool) -> str:
+    if number == signal.SIGKILL:
+        if killed_for_memory:
+            return f"{who} was killed (SIGKILL), and the kernel killed for lack of memory while it ran: give it more."
+        return f"{who} was killed from outside (SIGKILL); the kernel counted no kill for lack of memory."
+    hint = _SIGNAL_HINTS.get(number)
+    return f"{who} ended by {number.name}" + (f": {hint}." if hint else ".")
+
+
+def _code_sentence(who: str, end: RankEnd, log_tail: str, adopted: bool) -> str:
+    if end.code is None:
+        return f"{who} ended while no agent watched it; how is not known." if adopted else f"{who} vanished."
+    if end.code == 0:
+        return "Finished."
+    said = end.cause or last_words(log_tail)
+    if end.code == EXIT_FENCED:
+        return said if end.cause else f"{who} found a newer owner of its part and stopped without writing (fenced)."
+    if end.code == EXIT_USER_ERROR:
+        return said or f"{who} says that the run's model, environment or run file is at fault (exit {end.code})."
+    return f"{who} failed with exit code {end.code}" + (f": {said}" if said else " and printed nothing.")
+
+
+def last_words(log_tail: str) -> str:
+    """The last line that names an exception, else the last line with text."""
+    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
+    # Peers and destructors chatter after a traceback; the exception's own line starts at the margin.
+    for line in reversed(log_tail.splitlines()):
+        if _ERROR_LINE.match(line):
+            return line.strip()[:_SENTENCE_CHARS]
+    return lines[-1][:_SENTENCE_CHARS] if lines else ""
