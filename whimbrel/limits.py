@@ -124,6 +124,22 @@ SNAPSHOTS_KEPT: Final = 2
 """Snapshots that retention keeps; the chain needed to replay from the older of them is kept too."""
 ANCHOR_CHAIN_RATIO: Final = 1.0
 """A new anchor is written when the deltas since the last one outweigh this times a full copy."""
+SNAPSHOT_VERSIONS_MAX: Final = 64
+"""Versions between two snapshots under `snapshot_every = "auto"` at most: bounds the replay whatever was measured."""
+EXPECTED_FAILURE_EVERY_S: Final = 3600.0
+"""Time between two failures of a trainer that the automatic snapshot interval is made for."""
+
+# -- trainer ------------------------------------------------------------------------------------------------------------
+RANKS_TIMEOUT_S: Final = 1800.0
+"""A rank waits this long for the others in one exchange; dead peers are noticed at once, by their connections."""
+RANKS_IDLE_S: Final = 1.0
+"""While it waits for a batch, rank 0 tells the other ranks this often that it still does."""
+PUBLISH_WAIT_MAX_S: Final = 1500.0
+"""How long a finished step waits for etcd or for room in the store; below RANKS_TIMEOUT_S, as the other ranks wait with it."""
+PUBLISH_RETRY_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits between two attempts to publish; the last one repeats."""
+NONFINITE_STEPS_MAX: Final = 3
+"""Steps in a row whose loss or gradient is not finite before the run fails: the weights are beyond repair by skipping."""
 
 # -- API ----------------------------------------------------------------------------------------------------------------
 SSE_HEARTBEAT_S: Final = 10.0
