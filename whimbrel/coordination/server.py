@@ -1,0 +1,143 @@
+"""A private etcd on loopback, as a child of this process."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from whimbrel.errors import TimedOut, WhimbrelError
+
+START_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 5.0
+_VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)")
+OLDEST: Final = (3, 4)
+
+
+def etcd_command(data_dir: Path, client_port: int, peer_port: int = 0) -> list[str]:
+    """The command line of a single-member etcd on loopback.
+
+    Raises:
+        WhimbrelError: etcd is not installed, or too old.
+    """
+    binary = shutil.which("etcd")
+    if binary is None:
+        raise WhimbrelError(
+            "etcd is not installed on this machine.",
+            hint="sudo apt-get install etcd-server, or use a cluster of yours: WHIMBREL_ETCD=host:2379.",
+        )
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    found = _VERSION.search(said)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST:
+        raise WhimbrelError(
+            f"{binary} is no etcd {OLDEST[0]}.{OLDEST[1]} or newer.", hint="Install a newer etcd-server package."
+        )
+    client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port or free_port()}"
+    return [
+        *(binary, "--name", "whimbrel", "--data-dir", str(data_dir), "--log-level", "warn"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"whimbrel={peer}"),
+        # Heartbeats make no revisions, so an hour of history is small; it serves watches that were away.
+        *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),
+    ]
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free_port(port: int, what: str, option: str) -> None:
+    """Refuse a port that is in use.
+
+    Raises:
+        WhimbrelError: somebody listens there.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise WhimbrelError(
+                f"Port {port} of 127.0.0.1, wanted for {what}, is in use.", hint=f"Choose another with {option}."
+            ) from error
+
+
+class EtcdServer:
+    """One etcd process; its data outlives it, so that it can be started again."""
+
+    def __init__(self, data_dir: Path, *, client_port: int = 0, log_path: Path | None = None) -> None:
+        self.data_dir = data_dir
+        self.client_port = client_port or free_port()
+        self.peer_port = free_port()
+        self.log_path = log_path or data_dir.with_suffix(".log")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.client_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "etcd was not started"
+        return self.process.pid
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start etcd and wait until it accepts connections.
+
+        Raises:
+            WhimbrelError: it is not installed, its port is in use, or it ends at once.
+            TimedOut: it does not listen in time.
+        """
+        require_free_port(self.client_port, "etcd", "--etcd-port")
+        command = etcd_command(self.data_dir, self.client_port, self.peer_port)
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise WhimbrelError(f"etcd ended with code {self.process.returncode}.", hint=f"See {self.log_path}.")
+            try:
+                socket.create_connection(("127.0.0.1", self.client_port), timeout=0.5).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+        self.kill()
+        raise TimedOut(f"etcd did not listen within {timeout_s:.0f} s.", hint=f"See {self.log_path}.")
+
+    def stop(self) -> None:
+        """End it in order, or by force after a while."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.resume()
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(timeout=STOP_TIMEOUT_S)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
