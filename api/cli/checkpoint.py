@@ -8,7 +8,6 @@ import typer
 
 from api.cli.connect import connect
 from api.cli.output import Column, Format, Output, number, print_item, print_items, say, size
-from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, store_fetch
 from whimbrel.errors import EXIT_FAILED, NotFound
 from whimbrel.settings import Settings
 
@@ -90,6 +89,8 @@ def _versions(newest: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _rebuild(found: dict[str, Any]) -> dict[str, Any]:
     """Restore the version on the host; raises the tree's Corrupt, DigestMismatch, MissingChunk or ChainGap."""
+    from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, store_fetch  # compiles kernels: only here
+
     path = Settings().store_path
     if not path.is_dir():
         raise NotFound(f"There is no weight log at {path}.", hint="Set WHIMBREL_STORE to the run's store.")

@@ -122,7 +122,9 @@ def _agents_package() -> Finding:
     ours = origin is not None and (origin.parent / "daemon" / "__init__.py").is_file()
     if not ours:
         where = f"is {origin}" if origin else "is missing"
-        return Finding("package agents", "fail", f"the package `agents` {where}", "Install whimbrel in a venv of its own.")
+        return Finding(
+            "package agents", "fail", f"the package `agents` {where}", "Install whimbrel in a venv of its own."
+        )
     try:
         rival = importlib.metadata.version("openai-agents")
     except importlib.metadata.PackageNotFoundError:
@@ -185,7 +187,9 @@ def _etcd(settings: Settings) -> Finding:
     for endpoint in settings.etcd_endpoints:
         if _answers(endpoint):
             return Finding("etcd", "ok", f"{endpoint} accepts connections")
-    return Finding("etcd", "warn", f"nothing listens at {settings.etcd}", "`whimbrel up` starts one; else set WHIMBREL_ETCD.")
+    return Finding(
+        "etcd", "warn", f"nothing listens at {settings.etcd}", "`whimbrel up` starts one; else set WHIMBREL_ETCD."
+    )
 
 
 def _controller(settings: Settings) -> Finding:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.output import Format, Output, emit, print_data, say
 from api.cli.connect import connect
+from api.cli.output import Format, Output, emit, print_data, say
 from api.client import follow_events
 from whimbrel.limits import PAGE_DEFAULT
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import Column, Format, Output, age, print_item, print_items, say, seconds, size
 from api.cli.connect import connect
+from api.cli.output import Column, Format, Output, age, print_item, print_items, say, seconds, size
 
 app = typer.Typer(no_args_is_help=True)
 

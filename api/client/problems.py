@@ -10,9 +10,7 @@ from whimbrel import errors
 from whimbrel.errors import Unreachable, WhimbrelError
 
 _BY_CODE: dict[str, type[WhimbrelError]] = {
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, WhimbrelError)
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WhimbrelError)
 }
 _BY_STATUS: dict[int, type[WhimbrelError]] = {
     401: errors.Unauthorized,

@@ -61,7 +61,9 @@ def _log_in(request: Request, token: str, target: str) -> Response:
     state = request.app.state
     if not (same_secret(token, state.admin_token) or state.login_links.redeem(state.admin_token, token)):
         if "text/html" not in request.headers.get("accept", ""):
-            raise Unauthorized("This token does not log in.", hint="Use the admin token, or a login link not used before.")
+            raise Unauthorized(
+                "This token does not log in.", hint="Use the admin token, or a login link not used before."
+            )
         message = "<p role=alert>This token does not log in: it is wrong, expired or was used before.</p>"
         return HTMLResponse(_PAGE.format(message=message, target=escape(_local(target))), status_code=401)
     response = RedirectResponse(_local(target), status_code=303)
