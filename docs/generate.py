@@ -57,7 +57,14 @@ def _default(field: Any) -> str:
 def bounds() -> str:
     source = inspect.getsource(limits)
     notes = attribute_notes(source)
-    lines = ["# Bounds", "", "Everything that Whimbrel bounds, and why.", "", "| bound | value | reason |", "| --- | --- | --- |"]
+    lines = [
+        "# Bounds",
+        "",
+        "Everything that Whimbrel bounds, and why.",
+        "",
+        "| bound | value | reason |",
+        "| --- | --- | --- |",
+    ]
     for name, note in notes.items():
         lines.append(f"| `{name}` | {getattr(limits, name)} | {note} |")
     return "\n".join(lines) + "\n"
@@ -75,12 +82,18 @@ def error_codes() -> str:
     for kind in sorted(_tree(errors.WhimbrelError), key=lambda kind: kind.code):
         note = " ".join((kind.__doc__ or "").split())
         lines.append(f"| `{kind.code}` | {kind.status} | {kind.exit_code} | {note} |")
-    lines += ["", "Other exit codes: 0 ok, 130 interrupted. Worker processes: 86 fenced, 87 the user's error, 143 stopped."]
+    lines += [
+        "",
+        "Other exit codes: 0 ok, 130 interrupted. Worker processes: 86 fenced, 87 the user's error, 143 stopped.",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _tree(kind: type[errors.WhimbrelError]) -> list[type[errors.WhimbrelError]]:
-    return [kind, *(leaf for child in kind.__subclasses__() if child.__module__ == errors.__name__ for leaf in _tree(child))]
+    return [
+        kind,
+        *(leaf for child in kind.__subclasses__() if child.__module__ == errors.__name__ for leaf in _tree(child)),
+    ]
 
 
 def cli() -> str:
@@ -92,12 +105,18 @@ def cli() -> str:
 
 def _command_rows(command: Any, path: str) -> list[str]:
     if hasattr(command, "commands"):
-        return [row for name in sorted(command.commands) for row in _command_rows(command.commands[name], f"{path} {name}")]
+        return [
+            row for name in sorted(command.commands) for row in _command_rows(command.commands[name], f"{path} {name}")
+        ]
     parts = []
     for parameter in command.params:
         if parameter.name == "help":
             continue
-        name = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.metavar or parameter.name).upper()
+        name = (
+            parameter.opts[0]
+            if parameter.param_type_name == "option"
+            else (parameter.metavar or parameter.name).upper()
+        )
         parts.append(name if parameter.required else f"[{name}]")
     first = (command.help or "").strip().split("\n\n")[0].replace("\n", " ")
     return [f"- `{' '.join([path, *parts])}` — {first}"]

@@ -89,6 +89,18 @@ HELD_GROUPS_MAX: Final = 512
 BATCHES_AHEAD: Final = 1
 """Batches a trainer may fetch beyond the step in progress, so that it works on while the controller is away."""
 
+# -- database -----------------------------------------------------------------------------------------------------------
+DATABASE_BUSY_S: Final = 10.0
+"""How long a statement waits for another writer before the database counts as unreachable."""
+DATABASE_CALL_S: Final = 3.0
+"""To connect, and for the check whether the database lives."""
+DATABASE_RETRIES: Final = 5
+"""Runs of one transaction that PostgreSQL breaks off to end a deadlock."""
+SPANS_KEPT: Final = 20_000
+"""Spans of one run's timeline; older ones are pruned."""
+APPLIES_KEPT: Final = 5_000
+"""Applied versions of one run that are remembered, over all rollouts."""
+
 # -- bytes --------------------------------------------------------------------------------------------------------------
 CHUNK_TARGET_BYTES: Final = 4 * MIB
 """Uncompressed elements of a tensor range per chunk, in bytes of the dtype: the unit of repair."""
@@ -105,6 +117,10 @@ TRANSFER_STREAMS: Final = 4
 """Parallel TCP connections of one chunk client."""
 TRANSFER_RETRIES: Final = 5
 """Attempts for one chunk over all sources before the transfer fails."""
+CONNECTIONS_MAX: Final = 256
+"""Open connections of one chunk server."""
+IDLE_TIMEOUT_S: Final = 120.0
+"""A connection to a chunk server without a request for this long is closed."""
 CONNECT_TIMEOUT_S: Final = 3.0
 IO_TIMEOUT_S: Final = 20.0
 
@@ -176,6 +192,8 @@ STOP_POLL_S: Final = 0.05
 """The same while a worker is being stopped."""
 KILL_WAIT_S: Final = 10.0
 """A process that outlives SIGKILL this long sits in the kernel (dead disk, driver): the node takes no new workers."""
+OWNERS_FRESH_S: Final = 10.0
+"""An agent acts on etcd's owners only when they were proven current within this; above the watch's own proof interval."""
 RANK_SKEW_S: Final = 120.0
 """After one rank of a worker finished well, the others finish within this or are ended."""
 EXIT_TAIL_BYTES: Final = 4 * KIB

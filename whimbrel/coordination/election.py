@@ -111,5 +111,3 @@ def _is_dead_here(holder: str) -> bool:
     except PermissionError:
         return False
     return False
-
-

@@ -231,7 +231,7 @@ async def _close(client: aetcd.Client) -> None:
     try:
         async with asyncio.timeout(1.0):
             await client.close()
-    except Exception:  # noqa: BLE001, S110  a connection that cannot even be closed is simply left
+    except Exception:  # noqa: S110  a connection that cannot even be closed is simply left
         pass
 
 
