@@ -14,16 +14,16 @@ from whimbrel.wire.work import WorkerExit
 _ERROR_LINE: Final = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|[a-z][A-Za-z]*): .+")
 _SENTENCE_CHARS: Final = 500
 _SIGNAL_HINTS: Final = {
-    signal.SIGSEGV: "a native library crashed (bad memory access)",
-    signal.SIGBUS: "a native library crashed, or a mapped file was cut short or its disk is full",
-    signal.SIGABRT: "a native library gave up (abort)",
-    signal.SIGFPE: "a native library divided by zero",
-    signal.SIGILL: "a library uses instructions that this processor lacks",
-    signal.SIGTERM: "somebody asked it to end",
-    signal.SIGINT: "somebody interrupted it",
-    signal.SIGHUP: "its terminal went away",
-    signal.SIGXCPU: "it used up its limit of processor time",
-    signal.SIGXFSZ: "it reached its limit of file size",
+    "SIGSEGV": "a native library crashed (bad memory access)",
+    "SIGBUS": "a native library crashed, or a mapped file was cut short or its disk is full",
+    "SIGABRT": "a native library gave up (abort)",
+    "SIGFPE": "a native library divided by zero",
+    "SIGILL": "a library uses instructions that this processor lacks",
+    "SIGTERM": "somebody asked it to end",
+    "SIGINT": "somebody interrupted it",
+    "SIGHUP": "its terminal went away",
+    "SIGXCPU": "it used up its limit of processor time",
+    "SIGXFSZ": "it reached its limit of file size",
 }
 
 
@@ -67,28 +67,39 @@ def explain(
 
     `stop_reason` is set when the agent itself ended it; then that is the cause.
     """
-    name = signal.Signals(-end.code).name if end.code is not None and end.code < 0 else ""
+    name = _signal_name(end.code)
     code = None if name else end.code
     who = f"Rank {end.rank}" if ranks > 1 else "The process"
     if stop_reason:
         cause = f"Stopped by the node's agent: {stop_reason.rstrip('.')}."
     elif name:
-        cause = _signal_sentence(who, signal.Signals(name), killed_for_memory)
+        cause = _signal_sentence(who, name, killed_for_memory)
     else:
         cause = _code_sentence(who, end, log_tail, adopted)
     return WorkerExit(code=code, signal=name, cause=cause[:_SENTENCE_CHARS], log_tail=log_tail)
 
 
-def _signal_sentence(who: str, number: signal.Signals, killed_for_memory: bool) -> str:
-    if number == signal.SIGKILL:
+def _signal_name(code: int | None) -> str:
+    if code is None or code >= 0:
+        return ""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # real-time signals between the first and the last have no name
+        return f"signal {-code}"
+
+
+def _signal_sentence(who: str, name: str, killed_for_memory: bool) -> str:
+    if name == "SIGKILL":
         if killed_for_memory:
             return f"{who} was killed (SIGKILL), and the kernel killed for lack of memory while it ran: give it more."
         return f"{who} was killed from outside (SIGKILL); the kernel counted no kill for lack of memory."
-    hint = _SIGNAL_HINTS.get(number)
-    return f"{who} ended by {number.name}" + (f": {hint}." if hint else ".")
+    hint = _SIGNAL_HINTS.get(name)
+    return f"{who} ended by {name}" + (f": {hint}." if hint else ".")
 
 
 def _code_sentence(who: str, end: RankEnd, log_tail: str, adopted: bool) -> str:
+    if end.code is None and end.cause:
+        return end.cause
     if end.code is None:
         return f"{who} ended while no agent watched it; how is not known." if adopted else f"{who} vanished."
     if end.code == 0:

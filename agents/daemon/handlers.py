@@ -34,9 +34,7 @@ def make_handlers(
         )
 
     async def workers(_payload: bytes) -> bytes:
-        return wire.encode_message(
-            WorkersReply(node_id=node_id, incarnation=incarnation, workers=processes.statuses())
-        )
+        return wire.encode_message(WorkersReply(node_id=node_id, incarnation=incarnation, workers=processes.statuses()))
 
     async def logs(payload: bytes) -> bytes:
         request = wire.decode_message(payload, LogsRequest)
