@@ -178,12 +178,16 @@ HEADER_MAX_CHARS: Final = 200
 """Idempotency-Key and X-Request-Id; longer ones are refused or replaced."""
 IDEMPOTENCY_KEPT_S: Final = 24 * 3600
 """How long the answer to an Idempotency-Key is kept."""
-API_SHUTDOWN_S: Final = 2
+API_SHUTDOWN_S: Final = 1
 """Seconds that open requests get after SIGTERM before their connections are closed."""
+CONTROLLER_STOP_S: Final = 2.0
+"""The control loop ends and resigns its leadership within this, else its lease has to expire."""
 API_TIMEOUT_S: Final = 15.0
 """One call of the CLI to the controller."""
 READY_CHECK_S: Final = 2.0
 """Each check of /readyz."""
+AGENT_CALL_TIMEOUT_S: Final = 5.0
+"""One question of the API to a node's agent, such as the end of a log."""
 
 # -- node agent ---------------------------------------------------------------------------------------------------------
 AGENT_POLL_S: Final = 0.25

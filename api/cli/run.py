@@ -143,8 +143,11 @@ def audit(run: RunRef, output: Output = Format.TABLE) -> None:
             emit(f"  dropped: {reason} {count:,}")
     else:
         print_item(balance, [], output, name="run_id")
-    if not balance["balanced"]:
-        say(f"error: The ledger of {run} is off by {balance['balance']} groups.")
+    if not (balance["balanced"] and balance["sound"]):
+        say(
+            f"error: The ledger of {run} is off: {balance['balance']} groups missing, {balance['consumed_twice']} used "
+            f"twice, {balance['too_stale']} too stale, {balance['trajectories_lost']} trajectories lost."
+        )
         say(f"hint: Keep the database and look at `whimbrel events --run {run}`; this is a defect worth reporting.")
         raise typer.Exit(EXIT_FAILED)
     say("The ledger adds up.")

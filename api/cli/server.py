@@ -111,7 +111,7 @@ async def _serve(settings: Settings, listener: socket.socket, url: str) -> int:
             await super().shutdown(sockets)
 
     services = await open_services(settings)
-    app = create_app(settings, services)
+    app = create_app(services)
     config = uvicorn.Config(
         app,
         log_config=None,

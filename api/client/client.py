@@ -37,10 +37,10 @@ class Client:
 
     # -- runs --
 
-    def start_run(self, spec: Mapping[str, Any], *, idempotency_key: str = "", start: bool = True) -> Json:
+    def start_run(self, spec: Mapping[str, Any], *, idempotency_key: str = "") -> Json:
         """Create a run; with the same key and spec again, the first answer."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        return self._call("POST", "/v1/runs", json=spec, headers=headers, params={"start": str(start).lower()})
+        return self._call("POST", "/v1/runs", json=spec, headers=headers)
 
     def runs(self, *, state: str = "", limit: int = PAGE_MAX) -> list[Json]:
         """At most `limit` runs, newest first."""

@@ -10,6 +10,7 @@ import httpx
 
 from api.client.client import Client, Json
 from api.client.problems import raise_for_problem, unreachable
+from whimbrel.errors import Unreachable
 from whimbrel.limits import CONNECT_TIMEOUT_S, SSE_HEARTBEAT_S
 
 _SILENCE_S = 2.5 * SSE_HEARTBEAT_S
@@ -38,21 +39,24 @@ def follow_events(
         try:
             for event in _stream(client, run, after):
                 failures, broken_since = 0, None
-                if event is not None:
+                if isinstance(event, int):
+                    after = event
+                elif event is not None:
                     after = event["id"]
                     yield event
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, Unreachable) as error:
+            reason = error if isinstance(error, Unreachable) else unreachable(client.url, error)
             now = time.monotonic()
             broken_since = now if broken_since is None else broken_since
             if now - broken_since > patience_s:
-                raise unreachable(client.url, error) from error
-            on_break(str(unreachable(client.url, error)))
+                raise reason from error
+            on_break(reason.message)
         time.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
         failures += 1
 
 
-def _stream(client: Client, run: str, after: int | None) -> Iterator[Json | None]:
-    """Events of one connection; None for each sign of life."""
+def _stream(client: Client, run: str, after: int | None) -> Iterator[Json | int | None]:
+    """Events of one connection; first the id where it begins, and None for each sign of life."""
     headers = {"Accept": "text/event-stream"}
     if after is not None:
         headers["Last-Event-ID"] = str(after)
@@ -62,14 +66,18 @@ def _stream(client: Client, run: str, after: int | None) -> Iterator[Json | None
         if not response.is_success:
             response.read()
             raise_for_problem(response)
-        kind, data = "", ""
+        kind, data, last_id = "", "", 0
         for line in response.iter_lines():
-            if line.startswith("event:"):
+            if line.startswith("id:"):
+                last_id = int(line[3:])
+            elif line.startswith("event:"):
                 kind = line[6:].strip()
             elif line.startswith("data:"):
                 data += line[5:].strip()
             elif not line:
-                if data and kind != "lost":
+                if kind == "ready":
+                    yield last_id
+                elif data:
                     yield json.loads(data)
                 kind, data = "", ""
             else:

@@ -94,6 +94,10 @@ class Worker(_Model):
     restarts: int
     gauges: dict[str, float]
     counters: dict[str, float]
+    note: str
+    exit: dict[str, Any] | None = None
+    """How the newest epoch that ended did so."""
+    started_at: Moment | None = None
     updated_at: Moment | None = None
 
 
@@ -188,10 +192,16 @@ class Incident(_Model):
     run_id: str | None
     run_name: str | None
     kind: str
+    subject: str
+    """What it happened to, for people."""
+    severity: Literal["info", "warning", "error"]
     worker: str
     node: str
     message: str
+    cause: str
     decision: str
+    """The last decision in words; `decisions` has all of them in order."""
+    decisions: list[Any]
     failed_at: Moment | None = None
     detected_at: Moment | None = None
     decided_at: Moment | None = None
@@ -200,6 +210,7 @@ class Incident(_Model):
     seconds: IncidentSeconds
     cost: dict[str, Any]
     details: dict[str, Any]
+    log_tail: str
 
 
 class Audit(_Model):
@@ -217,6 +228,13 @@ class Audit(_Model):
     balanced: bool
     dropped_reasons: dict[str, int]
     trajectories: int
+    trajectories_lost: int
+    consumed_twice: int
+    too_stale: int
+    max_staleness: int
+    late_results: int
+    sound: bool
+    """It balances, and nothing was lost, used twice or too stale."""
     head_version: int
 
 

@@ -16,11 +16,7 @@ from api.http.problem import MEDIA_TYPE, install_problem_handlers
 from whimbrel import errors
 from whimbrel.limits import BODY_MAX_BYTES
 
-_KINDS = [
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.WhimbrelError)
-]
+_KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.WhimbrelError)]
 
 
 def _application() -> tuple[FastAPI, CollectorRegistry]:
