@@ -12,7 +12,7 @@ from whimbrel.checkpoint.inspect import (
     verify_chain,
 )
 from whimbrel.checkpoint.manifest import BatchEntry, Manifest, SnapshotManifest, StepRecord
-from whimbrel.checkpoint.reader import LogReader
+from whimbrel.checkpoint.reader import LogReader, store_reader
 from whimbrel.checkpoint.retention import RetentionPlan, apply_retention, plan_retention
 from whimbrel.checkpoint.snapshot import (
     ArrayShard,
@@ -58,6 +58,7 @@ __all__ = [
     "plan_restore",
     "plan_retention",
     "store_fetch",
+    "store_reader",
     "training_digest",
     "verify_chain",
     "wants_anchor",

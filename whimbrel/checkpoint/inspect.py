@@ -9,8 +9,8 @@ from whimbrel.checkpoint.anchor import checked
 from whimbrel.checkpoint.chain import Link
 from whimbrel.checkpoint.host import HostWeights
 from whimbrel.checkpoint.manifest import Manifest
-from whimbrel.checkpoint.reader import LogReader
-from whimbrel.checkpoint.stores import Store, store_fetch
+from whimbrel.checkpoint.reader import LogReader, store_reader
+from whimbrel.checkpoint.stores import Store
 from whimbrel.errors import ChainGap, NotFound
 
 
@@ -70,7 +70,7 @@ def find_version(store: Store, run_id: str, version: int | None = None, head: st
     Raises:
         NotFound: the chain does not have this version. ChainGap, Corrupt, Conflict.
     """
-    reader = LogReader(store_fetch(store), run_id)
+    reader = store_reader(store, run_id)
     head = head or committed_head(store, run_id)[1]
     newest = reader.manifest(head)
     if version is None or version == newest.version:
@@ -87,7 +87,7 @@ def describe(store: Store, run_id: str, head: str = "") -> Description:
     Raises:
         NotFound: the store records no commit of the run. MissingChunk, Corrupt, Conflict.
     """
-    reader = LogReader(store_fetch(store), run_id)
+    reader = store_reader(store, run_id)
     head = head or committed_head(store, run_id)[1]
     links = held_history(reader, head)
     on_chain = {digest for digest, _ in links}
@@ -133,7 +133,7 @@ def verify_chain(store: Store, run_id: str, version: int | None = None, head: st
         NotFound, ChainGap, MissingChunk, Corrupt, DigestMismatch, Conflict: what is wrong, and where.
     """
     digest, manifest = find_version(store, run_id, version, head)
-    reader = LogReader(store_fetch(store), run_id)
+    reader = store_reader(store, run_id)
     host = HostWeights(run_id)
     plan = reader.restore(host, digest)
     host.scrub()

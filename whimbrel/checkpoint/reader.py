@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -23,16 +24,22 @@ from whimbrel.checkpoint.manifest import (
     decode_record,
 )
 from whimbrel.checkpoint.snapshot import Snapshot, read_snapshot
-from whimbrel.checkpoint.stores import Fetch, Store
+from whimbrel.checkpoint.stores import Fetch, Store, store_fetch
 from whimbrel.errors import ChainGap, Corrupt, MissingChunk
 
 
 class LogReader:
-    """Reads one run's log through `fetch`; remembers the manifests that it has verified."""
+    """Reads one run's log through `fetch`; remembers the manifests that it has verified.
 
-    def __init__(self, fetch: Fetch, run_id: str) -> None:
+    Args:
+        anchors: digest to version of anchors beside committed versions, where they are known otherwise than from the
+            deltas after them; see `store_reader`. They are hints: one that is not on the chain is not used.
+    """
+
+    def __init__(self, fetch: Fetch, run_id: str, anchors: Mapping[str, int] | None = None) -> None:
         self.fetch = fetch
         self.run_id = run_id
+        self._hints = dict(anchors or {})
         self._manifests: dict[str, Manifest] = {}
 
     def manifest(self, digest: str) -> Manifest:
@@ -119,17 +126,28 @@ class LogReader:
         Side records count only if the version that they name is one of the chain: an attempt that was never committed is not.
         """
         manifest = self._link(head, [])
-        known = names.folder(self.run_id, "snapshots")
-        newer = [names.parse_attempt(name) for name in store.list(known)]
-        candidates = sorted(
-            (each for each in newer if manifest.snapshot_version < each[0] <= manifest.version), reverse=True
-        )
-        if candidates:
-            chain = {digest for digest, _ in self.history(head, candidates[-1][0] - 1)}
-            for _, digest in candidates:
-                if self.snapshot_manifest(digest).version_digest in chain:
-                    return digest
-        return manifest.snapshot
+        return self._newest_beside(store, "snapshots", head, manifest.snapshot_version) or manifest.snapshot
+
+    def newest_anchor(self, store: Store, head: str) -> str:
+        """Digest of the newest anchor on the chain of a committed version, side records included as above."""
+        manifest = self._link(head, [])
+        if manifest.kind == "anchor":
+            return head
+        return self._newest_beside(store, "anchors", head, manifest.anchor_version) or manifest.anchor
+
+    def _newest_beside(self, store: Store, kind: Literal["anchors", "snapshots"], head: str, above: int) -> str:
+        """The newest record of the kind on the chain at a version above `above`, or empty."""
+        newest = self._link(head, []).version
+        listed = map(names.parse_attempt, store.list(names.folder(self.run_id, kind)))
+        found = sorted((each for each in listed if above < each[0] <= newest and store.size(each[1])), reverse=True)
+        if not found:
+            return ""
+        chain = {digest for digest, _ in self.history(head, found[-1][0] - 1)}
+        for _, digest in found:
+            of = self.manifest(digest).beside if kind == "anchors" else self.snapshot_manifest(digest).version_digest
+            if of in chain:
+                return digest
+        return ""
 
     def export(self, head: str, directory: str | os.PathLike[str]) -> None:
         """Write a version as an ordinary model folder: model.safetensors and the auxiliary files of its anchor.
@@ -173,7 +191,7 @@ class LogReader:
     def _read_back(self, head: str, have: str) -> dict[str, Manifest]:
         """Manifests from the head back to what is held or, if that is cheaper or nothing is held, to an anchor."""
         known: dict[str, Manifest] = {}
-        anchors: set[str] = set()
+        anchors = dict(self._hints)
         budget = -1
         spent = 0
         at = head
@@ -182,20 +200,16 @@ class LogReader:
             if manifest is None:
                 break
             spent += manifest.payload_bytes
-            anchors.add(manifest.anchor)
-            for anchor in sorted(anchors - known.keys() - {""}):
-                # Named by a newer delta: read it when the walk has come to its version, and not again if it is gone.
-                side = self._read(anchor, known) if manifest.version == self._anchor_version(anchor, known) else None
+            for anchor in [key for key, version in anchors.items() if version == manifest.version and key not in known]:
+                # Named by a newer delta or a hint: read only when the walk has come to its version.
+                side = self._read(anchor, known)
                 if side is not None and side.beside == at:
                     budget = spent - manifest.payload_bytes + side.payload_bytes if have else 0
             if manifest.kind == "anchor":
                 break
+            anchors[manifest.anchor] = manifest.anchor_version
             at = manifest.parent
         return known
-
-    @staticmethod
-    def _anchor_version(anchor: str, known: dict[str, Manifest]) -> int:
-        return next(each.anchor_version for each in known.values() if each.anchor == anchor)
 
     def _read(self, digest: str, known: dict[str, Manifest]) -> Manifest | None:
         try:
@@ -203,6 +217,12 @@ class LogReader:
         except MissingChunk:
             return None
         return known[digest]
+
+
+def store_reader(store: Store, run_id: str) -> LogReader:
+    """A reader of a store's log that knows the side anchors that the store lists."""
+    listed = [names.parse_attempt(name) for name in store.list(names.folder(run_id, "anchors"))]
+    return LogReader(store_fetch(store), run_id, {digest: version for version, digest in listed})
 
 
 def _write_weights(path: Path, host: HostWeights) -> None:

@@ -5,7 +5,7 @@ every later anchor, and the payloads of the steps since that snapshot. Whatever 
 behind may go, once no kept manifest names it.
 
 Run it where the log is written, between two publications: a chunk that is being written for a version to come is named
-by no manifest yet.
+by no manifest yet. What other runs of the store name is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from whimbrel.checkpoint.chain import Link
 from whimbrel.checkpoint.inspect import held_history
 from whimbrel.checkpoint.manifest import Manifest, SnapshotManifest
 from whimbrel.checkpoint.reader import LogReader
-from whimbrel.checkpoint.stores import Store, chunk_name, store_fetch
+from whimbrel.checkpoint.stores import CHUNKS, Store, chunk_name, store_fetch
 from whimbrel.errors import Corrupt
 
 
@@ -37,6 +37,8 @@ class Holdings:
     snapshots: Mapping[str, SnapshotManifest]
     records: Mapping[str, str]
     """Named object to the manifest digest that it names."""
+    shared: frozenset[str] = frozenset()
+    """Manifests, chunks and payloads that other runs of the store name: equal bytes are stored once."""
 
 
 class RetentionPlan(msgspec.Struct, frozen=True):
@@ -59,7 +61,9 @@ def plan_retention(held: Holdings, kept: int = limits.SNAPSHOTS_KEPT) -> Retenti
     floor = snapshots[-kept][1].version if len(snapshots) >= kept else 0
     anchors = [link for link in held.chain if link[1].kind == "anchor"]
     anchors += [item for item in held.attempts.items() if item[1].kind == "anchor" and item[1].beside in on_chain]
-    usable = [manifest.version for _, manifest in anchors if manifest.version <= floor]
+    # A reader that cannot list finds an anchor only through the deltas after it: the chain may begin at no other.
+    named = on_chain | {manifest.anchor for _, manifest in held.chain}
+    usable = [manifest.version for digest, manifest in anchors if manifest.version <= floor and digest in named]
     if floor == 0 or not usable:
         return RetentionPlan(head_version, held.chain[0][1].version, [])
     start = max(usable)
@@ -74,7 +78,7 @@ def plan_retention(held: Holdings, kept: int = limits.SNAPSHOTS_KEPT) -> Retenti
     }
     everything = [*held.chain, *held.attempts.items(), *held.snapshots.items()]
     drop = [(digest, manifest) for digest, manifest in everything if digest not in keep]
-    needed = {each for manifest in keep.values() for each in _needs(manifest, floor)} | keep.keys()
+    needed = {each for manifest in keep.values() for each in _needs(manifest, floor)} | keep.keys() | held.shared
     chunks = {each for _, manifest in everything for each in _needs(manifest, 0)} - needed
     manifests = {digest for digest, _ in drop} - needed
     records = sorted(name for name, digest in held.records.items() if digest not in keep)
@@ -93,6 +97,8 @@ def apply_retention(store: Store, run_id: str, head: str, kept: int = limits.SNA
     """
     held = read_holdings(store, run_id, head)
     plan = plan_retention(held, kept)
+    # Payloads of steps before the oldest snapshot are still named by the manifests that are kept, though gone long since.
+    plan = msgspec.structs.replace(plan, names=[name for name in plan.names if _exists(store, name)])
     allowed = set(plan.names)
     for name in store.list(_plans(run_id)):
         # A plan of earlier is carried out only as far as the log of now still agrees: it may need again what went then.
@@ -125,7 +131,20 @@ def read_holdings(store: Store, run_id: str, head: str) -> Holdings:
     for name in store.list(names.folder(run_id, "commits")):
         if names.parse_commit(name) <= chain[-1][1].version:
             records[name] = (store.read(name) or b"").decode(errors="replace")
-    return Holdings(run_id, chain, attempts, snapshots, records)
+    return Holdings(run_id, chain, attempts, snapshots, records, frozenset(_shared(store, run_id)))
+
+
+def _shared(store: Store, run_id: str) -> Iterator[str]:
+    """What the other runs of the store name."""
+    for name in store.list("runs/"):
+        run, kind = name.split("/")[1:3]
+        if run == run_id or kind not in ("versions", "anchors", "snapshots"):
+            continue
+        digest = names.parse_attempt(name)[1]
+        if store.size(digest) is not None:
+            reader = LogReader(store_fetch(store), run)
+            yield digest
+            yield from _needs(reader.snapshot_manifest(digest) if kind == "snapshots" else reader.manifest(digest), 0)
 
 
 def _needs(manifest: Manifest | SnapshotManifest, floor: int) -> Iterator[str]:
@@ -133,6 +152,10 @@ def _needs(manifest: Manifest | SnapshotManifest, floor: int) -> Iterator[str]:
     yield from manifest.chunk_digests()
     if isinstance(manifest, Manifest) and manifest.step is not None and manifest.step.step >= floor:
         yield from (entry.payload for entry in manifest.step.batch if entry.payload)
+
+
+def _exists(store: Store, name: str) -> bool:
+    return not name.startswith(CHUNKS) or store.size(name.rpartition("/")[2]) is not None
 
 
 def _plans(run_id: str) -> str:

@@ -22,6 +22,7 @@ from whimbrel.checkpoint.manifest import (
     encode_record,
     total_bytes,
 )
+from whimbrel.checkpoint.reader import LogReader
 from whimbrel.checkpoint.snapshot import (
     ArrayShard,
     SnapshotPart,
@@ -29,10 +30,10 @@ from whimbrel.checkpoint.snapshot import (
     join_snapshot_parts,
     write_snapshot_part,
 )
-from whimbrel.checkpoint.stores import Store
+from whimbrel.checkpoint.stores import Store, store_fetch
 from whimbrel.clock import Clock, SystemClock, rfc3339
 from whimbrel.delta import DeltaPart, EncodedDelta, Layout, Piece, add_digests, digest_hex, encode_delta
-from whimbrel.errors import Conflict, UsageError
+from whimbrel.errors import Conflict, MissingChunk, UsageError
 
 
 class WeightLog:
@@ -45,6 +46,7 @@ class WeightLog:
         self._clock = clock or SystemClock()
         self._anchor = ""
         self._snapshot = ""
+        self._adopted = False
 
     # -- any rank ------------------------------------------------------------------------------------------------------
 
@@ -84,7 +86,8 @@ class WeightLog:
 
         Args:
             parts: one of each rank, in any order.
-            anchor: digest of an anchor newer than the parent's; default: the newest that this writer wrote.
+            anchor: digest of an anchor newer than the parent's; default: the newest that was written by this epoch, or, at
+                its first publication, that the store lists for the parent's chain.
             snapshot: likewise.
 
         Returns:
@@ -102,6 +105,7 @@ class WeightLog:
             raise UsageError(f"The ranks compared {covered} elements where the policy has {layout.elements}.")
         if step.step != parent.version:
             raise UsageError(f"Step {step.step} does not follow version {parent.version}.")
+        self._adopt(parent_digest)
         chunks = [info for part in parts for info in part.chunks]
         payload = sum(info.nbytes for info in chunks)
         gained = add_digests(part.digest_change for part in parts)
@@ -226,7 +230,24 @@ class WeightLog:
         digest, data = encode_record(record)
         self.store.put(digest, data)
         self.store.create(names.attempt(self.run_id, kind, record.version, digest), b"")
+        # A chunk that was there already may have been another run's, and have gone with it before it was named here.
+        for each in record.chunk_digests():
+            if self.store.size(each) is None:
+                raise MissingChunk(
+                    f"Chunk {each} of version {record.version} was removed from the store while it was published.",
+                    hint="Publish the version again.",
+                    digest=each,
+                )
         return digest
+
+    def _adopt(self, parent_digest: str) -> None:
+        """Once: take over what an earlier epoch wrote beside the chain and named in no delta any more."""
+        if self._adopted:
+            return
+        reader = LogReader(store_fetch(self.store), self.run_id)
+        self._anchor = self._anchor or reader.newest_anchor(self.store, parent_digest)
+        self._snapshot = self._snapshot or reader.newest_snapshot(self.store, parent_digest)
+        self._adopted = True
 
     def _newest_anchor(self, parent: Manifest, parent_digest: str, wanted: str, payload: int) -> dict[str, Any]:
         """The fields of a delta that name its nearest anchor and what the chain since then weighs."""
