@@ -54,6 +54,8 @@ LOOP_MIN_PERIOD_S: Final = 0.1
 """Lower bound between two passes, so that a storm of events is no flood of passes."""
 LOOP_MAX_PERIOD_S: Final = 1.0
 """Upper bound: every condition is looked at this often even when nothing wakes the loop."""
+ENDED_RUN_SHOWN_S: Final = 60.0
+"""How long the loop goes on looking at a run that is over, to record how its workers ended."""
 PROGRESS_EVERY_S: Final = 1.0
 """How often workers and agents report."""
 HANG_FLOOR_S: Final = 60.0
@@ -206,6 +208,8 @@ EXITS_KEPT: Final = 256
 """Exits that an agent keeps for a controller that is away; the oldest leave the report first, never the disk."""
 WORKER_DIRS_KEPT: Final = 8
 """Folders of ended epochs of one worker (its output, how it ended) that a node keeps."""
+EPOCH_FOLDERS_MAX: Final = 256
+"""Folders of workers' epochs on one node, over all runs."""
 AGENT_REPORT_TIMEOUT_S: Final = 5.0
 AGENT_REPORT_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 """Waits after failed reports in a row; the last one repeats."""

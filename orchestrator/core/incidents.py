@@ -6,8 +6,6 @@ that starts in the middle of a recovery takes it up where it stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from orchestrator.core.decisions import AdvanceIncident, CloseIncident, Decision, ReassignGroups, RecordIncident
 from orchestrator.core.health import Failure, Health, leases_held_until
 from orchestrator.core.world import Run, Worker, World
@@ -82,29 +80,3 @@ def store_outage(world: World) -> list[Decision]:
     )
     record = RecordIncident("store_outage", "", "", "", 0, world.store.since_s, False, "", reason)
     return [record]
-
-
-def effective_training_ratio(
-    outages: Sequence[tuple[float, float | None]], first_version_s: float, until_s: float
-) -> float | None:
-    """ETTR: the share of [first_version_s, until_s] in which the trainer was available, 0 to 1.
-
-    Args:
-        outages: (from, to) in seconds on any one clock, in any order, overlapping or not; `to` is None while it lasts.
-    """
-    total_s = until_s - first_version_s
-    if total_s <= 0:
-        return None
-    lost_s = 0.0
-    covered_s = first_version_s
-    for start, end in _clipped(outages, first_version_s, until_s):
-        lost_s += max(0.0, end - max(start, covered_s))
-        covered_s = max(covered_s, end)
-    return 1.0 - lost_s / total_s
-
-
-def _clipped(
-    outages: Iterable[tuple[float, float | None]], since_s: float, until_s: float
-) -> list[tuple[float, float]]:
-    clipped = ((max(start, since_s), until_s if end is None else min(end, until_s)) for start, end in outages)
-    return sorted((start, end) for start, end in clipped if end > start)

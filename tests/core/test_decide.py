@@ -19,7 +19,6 @@ from orchestrator.core.decisions import (
     StartWorker,
     StopWorker,
 )
-from orchestrator.core.incidents import effective_training_ratio
 from orchestrator.core.world import Lease
 from tests.core.cluster import TICK_S, Cluster
 from whimbrel.errors import EXIT_FENCED, EXIT_USER_ERROR
@@ -415,9 +414,3 @@ def test_a_paused_run_keeps_its_workers() -> None:
     cluster.run_for(2)
     assert job.state == "running"
     assert [one.state for one in applied(cluster, SetRunState)] == ["paused", "running"]
-
-
-def test_ettr_counts_overlapping_outages_once() -> None:
-    assert effective_training_ratio([(10, 20), (15, 25), (-5, 5)], 0, 100) == pytest.approx(0.8)
-    assert effective_training_ratio([(90, None)], 0, 100) == pytest.approx(0.9)
-    assert effective_training_ratio([], 5, 5) is None

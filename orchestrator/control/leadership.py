@@ -1,0 +1,127 @@
+"""Who leads: etcd says it, the database is told, and a term begins.
+
+While etcd is away nobody can be elected. The last leader then goes on serving work from the database, whose row still
+names its epoch, and decides nothing; a newer leader would have changed that row first.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+
+from orchestrator.core.lifecycle import TERMINAL
+from orchestrator.db import Database, IncidentRepository, Ledger, tables
+from whimbrel.clock import Clock
+from whimbrel.coordination import Election
+from whimbrel.wire.cluster import Leader
+
+
+def holder_name() -> str:
+    """host:pid:nonce, as the election wants it: a process that is gone can be told from one that is silent."""
+    return f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A new term of leadership and whom it follows."""
+
+    epoch: int
+    predecessor: str
+    """Holder of the term before, or an empty text."""
+
+
+class Leadership:
+    """This process's part in the election."""
+
+    def __init__(
+        self, endpoints: Sequence[str], url: str, database: Database, ledger: Ledger, clock: Clock, holder: str
+    ) -> None:
+        self.holder = holder
+        self.leader: Leader | None = None
+        """Whoever leads, as far as known."""
+        self.epoch = 0
+        """Of the term that this process serves; 0 while another leads."""
+        self.election = Election(endpoints, holder, url)
+        self._url = url
+        self._database = database
+        self._ledger = ledger
+        self._incidents = IncidentRepository(database, clock)
+        self._clock = clock
+
+    @property
+    def leading(self) -> bool:
+        """Whether etcd's key is certainly held now."""
+        return self.epoch > 0 and self.election.is_leader()
+
+    async def campaign(self) -> Term | None:
+        """Try to lead. Returns the term if a new one began now.
+
+        Raises:
+            Unreachable: etcd or the database does not answer.
+            Fenced: the database has seen a newer epoch than etcd gives: etcd lost its history, and a person must look.
+        """
+        if self.leading:
+            return None
+        if not await self.election.campaign_once():
+            self.step_down()
+            self.leader = await self.election.current()
+            return None
+        epoch = self.election.epoch
+        if epoch == self.epoch:
+            return None
+        predecessor = await self._predecessor()
+        await self._database.take_leadership(epoch, self.holder)
+        # Leases of groups ran on while nobody could renew them; none may be lost for that.
+        await self._ledger.extend_leases(leader=epoch)
+        self.epoch = epoch
+        self.leader = Leader(holder=self.holder, url=self._url)
+        return Term(epoch, predecessor)
+
+    def step_down(self) -> None:
+        """Another controller leads, or may."""
+        self.epoch = 0
+        self.leader = None
+
+    async def record_failover(self, term: Term) -> str | None:
+        """Open an incident if another controller led before while runs were active; its id."""
+        if term.predecessor in ("", self.holder):
+            return None
+        async with self._database.read() as session:
+            started = tables.Run.state.not_in([*TERMINAL, "pending"])
+            active = await session.scalar(select(func.count()).select_from(tables.Run).where(started))
+            last_sign: dt.datetime | None = await session.scalar(select(func.max(tables.Worker.last_progress_at)))
+        if not active:
+            return None
+        now = self._clock.wall()
+        incident = await self._incidents.open(
+            run_id=None,
+            kind="controller_failover",
+            subject="controller",
+            summary=f"Controller {term.predecessor} stopped leading; {self.holder} took over. No worker was restarted for it.",
+            severity="warning",
+            cause=f"Controller {term.predecessor} stopped leading.",
+            failed_at=min(last_sign, now) if last_sign is not None else now,
+            detected_at=now,
+            leader=term.epoch,
+        )
+        await self._incidents.decide(incident.id, "take over", f"{self.holder} was elected.", at=now, leader=term.epoch)
+        return incident.id
+
+    async def end_failover(self, incident_id: str) -> None:
+        """The first pass of the new term is through: the work API answers again."""
+        await self._incidents.close(incident_id, recovered_at=self._clock.wall(), leader=self.epoch)
+
+    async def close(self) -> None:
+        """Resign, so that a standby need not wait for the lease to run out."""
+        self.epoch = 0
+        await self.election.close()
+
+    async def _predecessor(self) -> str:
+        async with self._database.read() as session:
+            row = await session.scalar(select(tables.Leadership))
+            return row.holder if row is not None else ""
