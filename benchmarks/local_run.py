@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.cli.local import LocalCluster
-from api.cli.session import client_of, create_run, load_spec, local_cluster, prepare_model
+from api.cli.session import client_of, create_run, load_spec, local_cluster, prepare
 from api.client import Client
+from whimbrel.coordination import free_port
 from whimbrel.settings import Settings
 
 
@@ -27,13 +27,6 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def local_run(run_file: str, *, max_steps: int | None, nodes: int = 3) -> Iterator[LocalRun]:
     """Start a cluster and a run; everything is ended and removed on the way out.
@@ -42,14 +35,14 @@ def local_run(run_file: str, *, max_steps: int | None, nodes: int = 3) -> Iterat
     """
     spec = load_spec(Path(run_file), seed=None, max_steps=max_steps)
     usual = Settings()
-    prepare_model(spec, usual.home.resolve())
+    prepare(spec, usual.home.resolve())
     with tempfile.TemporaryDirectory(prefix="whimbrel-bench-") as folder:
         home = Path(folder)
         models = usual.home.resolve() / "models"
         if models.is_dir():
             (home / "models").symlink_to(models)
         settings = Settings(home=home)
-        with local_cluster(settings, nodes=nodes, port=free_port(), etcd_port=free_port(), say=say) as cluster:
-            with client_of(cluster) as client:
-                run = create_run(client, spec)
-                yield LocalRun(cluster, client, run["id"])
+        ports = {"port": free_port(), "etcd_port": free_port()}
+        with local_cluster(settings, nodes=nodes, say=say, **ports) as cluster, client_of(cluster) as client:
+            run = create_run(client, spec)
+            yield LocalRun(cluster, client, run["id"])

@@ -1,0 +1,264 @@
+"""A whole cluster on one machine, as child processes: etcd, controller, node agents.
+
+Owns the processes: starts them in order, starts one again when it dies (as systemd would), ends them all. Knows
+nothing of runs. A child may be held down for a while, which is how drills keep a part away on purpose.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TextIO
+
+import httpx
+import psutil
+
+from whimbrel.coordination import etcd_command, require_free_port
+from whimbrel.errors import TimedOut, Unreachable, WhimbrelError
+from whimbrel.settings import Settings
+
+READY_TIMEOUT_S: Final = 60.0
+"""etcd and controller must answer within this; imports alone take seconds on a busy machine."""
+STOP_TIMEOUT_S: Final = 15.0
+"""From SIGTERM to SIGKILL of one child; an agent needs its workers' grace within it."""
+RESTART_DELAY_S: Final = 1.0
+"""Between the death of a child and its next start, so that a child that cannot start is no busy loop."""
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A child's log is begun anew at its next start once it is larger."""
+
+
+@dataclass
+class Child:
+    """One supervised process."""
+
+    name: str
+    command: list[str]
+    log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    held: bool = False
+    """Not to be started again until released."""
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None and self.process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the process in a group of its own, its output appended to its log."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX
+        with self.log_path.open("wb" if fresh else "ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+        self.starts += 1
+
+    def last_lines(self, count: int = 5) -> str:
+        """The end of the log, for messages."""
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - 4096))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-count:])
+
+
+class LocalCluster:
+    """etcd, a controller and `nodes` agents on loopback, supervised by a thread of this process."""
+
+    def __init__(
+        self, settings: Settings, *, nodes: int, port: int, etcd_port: int, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.home = settings.home.resolve()
+        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        self._say = say
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+        self._lock = threading.Lock()
+        self._pid_file: TextIO | None = None
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.admin_token = settings.read_admin_token(create=True)
+        settings.read_cluster_token(create=True)
+        environment = {
+            "WHIMBREL_HOME": str(self.home),
+            "WHIMBREL_ETCD": f"127.0.0.1:{etcd_port}",
+            "WHIMBREL_CONTROLLER": self.url,
+            "OMP_NUM_THREADS": "1",
+            "NUMBA_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.etcd_port = etcd_port
+        self.children = {
+            "etcd": self._child("etcd", etcd_command(self.home / "etcd", etcd_port), environment),
+            "controller": self._child(
+                "controller", _python("api.cli.main", "server", "--port", str(port)), environment
+            ),
+        }
+        self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
+        for name in self.nodes:
+            node = {**environment, "WHIMBREL_NODE": name}
+            self.children[name] = self._child(name, _python("agents.daemon"), node)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Start everything and wait until the controller is ready.
+
+        Raises:
+            WhimbrelError: a part does not start; the message holds the end of its log.
+        """
+        self._claim_home()
+        require_free_port(self.port, "API and dashboard", "--port")
+        require_free_port(self.etcd_port, "etcd", "--etcd-port")
+        for name in ("etcd", "controller"):
+            self.children[name].start()
+        self._wait_ready()
+        for name in self.nodes:
+            self.children[name].start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End everything, agents first so that they can end their workers; nothing of ours is left behind."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=STOP_TIMEOUT_S)
+        self._end([self.children[name] for name in self.nodes])
+        self._end([self.children["controller"]])
+        self._end([self.children["etcd"]])
+        end_workers(self.home)
+        if self._pid_file is not None:
+            self._pid_file.close()
+
+    # -- what a drill does to a child -----------------------------------------------------------------------------------
+    def kill(self, name: str, *, hold: bool = False) -> int:
+        """SIGKILL a child; it is started again unless `hold`. Returns the pid that was killed."""
+        with self._lock:
+            child = self.children[name]
+            child.held = hold
+            pid = child.pid
+            if pid is None:
+                raise WhimbrelError(f"{name} is not running, so it cannot be killed.")
+            os.kill(pid, signal.SIGKILL)
+            child.process and child.process.wait(timeout=STOP_TIMEOUT_S)
+        return pid
+
+    def release(self, name: str) -> None:
+        """Let a held child be started again."""
+        with self._lock:
+            self.children[name].held = False
+
+    def pid(self, name: str) -> int:
+        """The child's process id.
+
+        Raises:
+            WhimbrelError: it is not running.
+        """
+        pid = self.children[name].pid
+        if pid is None:
+            raise WhimbrelError(f"{name} is not running.")
+        return pid
+
+    # -- internals -----------------------------------------------------------------------------------------------------
+    def _child(self, name: str, command: list[str], environment: Mapping[str, str]) -> Child:
+        return Child(name, command, self.home / "logs" / f"{name}.log", environment)
+
+    def _claim_home(self) -> None:
+        self._pid_file = (self.home / "up.lock").open("a+")
+        try:
+            fcntl.flock(self._pid_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Unreachable(
+                f"Another `whimbrel up` uses {self.home} already.",
+                hint="End it first, or give this one another folder with --home.",
+            ) from error
+        end_workers(self.home)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        reason = "it did not answer"
+        while time.monotonic() < deadline:
+            for name in ("etcd", "controller"):
+                child = self.children[name]
+                if child.pid is None:
+                    raise WhimbrelError(
+                        f"{name} ended while starting: {child.last_lines()}", hint=f"Its log is {child.log_path}."
+                    )
+            try:
+                answer = httpx.get(f"{self.url}/readyz", timeout=2.0, trust_env=False)
+                if answer.status_code == 200:
+                    return
+                reason = answer.text[:300]
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+        raise TimedOut(
+            f"The controller was not ready within {READY_TIMEOUT_S:.0f} s: {reason}",
+            hint=f"Look into {self.children['controller'].log_path}.",
+        )
+
+    def _supervise(self) -> None:
+        due: dict[str, float] = {}
+        while not self._stopping.wait(0.1):
+            now = time.monotonic()
+            for name, child in self.children.items():
+                if child.pid is not None or child.held:
+                    due.pop(name, None)
+                elif now >= due.setdefault(name, now + RESTART_DELAY_S):
+                    with self._lock:
+                        self._say(f"{name} had ended and is started again")
+                        child.start()
+                    due.pop(name)
+
+    def _end(self, children: list[Child]) -> None:
+        for child in children:
+            if child.pid is not None:
+                os.kill(child.pid, signal.SIGCONT)
+                os.kill(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for child in children:
+            if child.process is None:
+                continue
+            try:
+                child.process.wait(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait(timeout=STOP_TIMEOUT_S)
+
+
+def end_workers(home: Path) -> int:
+    """Kill worker processes that were started below `home` and that nobody supervises any more. Returns how many."""
+    marker = str(home.resolve())
+    found = []
+    for process in psutil.process_iter(["pid"]):
+        try:
+            environment = process.environ()
+        except (psutil.Error, OSError):
+            continue
+        if environment.get("WHIMBREL_HOME") == marker and "WHIMBREL_EPOCH" in environment:
+            found.append(process)
+    for process in found:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(found, timeout=STOP_TIMEOUT_S)
+    return len(found)
+
+
+def _python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
