@@ -28,7 +28,7 @@ from whimbrel.delta import (
     layout_from_manifest,
     state_digest,
 )
-from whimbrel.errors import Corrupt, MissingChunk, UsageError
+from whimbrel.errors import Corrupt, LimitReached, MissingChunk, UsageError
 
 FETCH_BATCH_BYTES: Final = 16 * limits.CHUNK_TARGET_BYTES
 """Chunks in memory at once while an anchor or snapshot is read."""
@@ -146,7 +146,9 @@ def join_anchor_parts(store: Store, layout: Layout, parts: Sequence[AnchorPart])
 
 
 def write_file(store: Store, name: str, data: bytes) -> FileRecord:
-    """Store an auxiliary file. Raises StorageFull."""
+    """Store an auxiliary file. Raises LimitReached, StorageFull."""
+    if len(data) > limits.MANIFEST_MAX_BYTES:
+        raise LimitReached(f"The file {name!r} of {len(data)} bytes exceeds MANIFEST_MAX_BYTES.")
     refs: list[ChunkRef] = []
     for at in range(0, len(data), limits.CHUNK_TARGET_BYTES):
         part = data[at : at + limits.CHUNK_TARGET_BYTES]

@@ -8,7 +8,6 @@ from whimbrel.checkpoint import names
 from whimbrel.checkpoint.anchor import checked
 from whimbrel.checkpoint.chain import Link
 from whimbrel.checkpoint.host import HostWeights
-from whimbrel.checkpoint.manifest import Manifest
 from whimbrel.checkpoint.reader import LogReader, store_reader
 from whimbrel.checkpoint.stores import Store
 from whimbrel.errors import ChainGap, NotFound
@@ -42,10 +41,12 @@ class Verification:
     chunks: int
     nbytes: int
     state_digest: str
+    snapshot_version: int
+    """Of the newest snapshot at or before the version; -1 without one."""
     payloads: int
-    """Payload chunks of the chain's step records that are there."""
+    """Payload chunks of the steps since that snapshot that are there and whole."""
     payloads_missing: list[str]
-    """Payload chunks that are not in this store: the weights are whole, a replay would need them from elsewhere."""
+    """Those that are not in this store: the weights are whole, a replay would need them from elsewhere."""
 
 
 def committed_head(store: Store, run_id: str) -> tuple[int, str]:
@@ -113,9 +114,9 @@ def _recorded(store: Store, run_id: str, kind: names.Kind) -> list[tuple[int, st
     return [(version, digest) for version, digest in found if store.size(digest) is not None]
 
 
-def held_history(reader: LogReader, head: str) -> list[Link]:
-    """The head's chain, oldest first, as far back as its manifests are held. Raises ChainGap if not even the head's is."""
-    oldest = 0
+def held_history(reader: LogReader, head: str, after: int = -1) -> list[Link]:
+    """The head's chain from `after + 1` on, as far back as it is held. Raises ChainGap if not even the head's manifest is."""
+    oldest = after + 1
     while True:
         try:
             return reader.history(head, oldest - 1)
@@ -140,7 +141,9 @@ def verify_chain(store: Store, run_id: str, version: int | None = None, head: st
     chunks = [each for _, step in plan.steps for each in step.chunk_digests()]
     _, first = plan.steps[0]
     reader.files(first)
-    payloads = list(dict.fromkeys(_payloads([step for _, step in plan.steps[1:]])))
+    newest = reader.newest_snapshot(store, digest)
+    snapshot_version = reader.snapshot_manifest(newest).version if newest else -1
+    payloads = list(dict.fromkeys(_payloads(held_history(reader, digest, snapshot_version))))
     missing = [each for each in payloads if store.size(each) is None]
     for each in payloads:
         if each not in missing:
@@ -154,10 +157,11 @@ def verify_chain(store: Store, run_id: str, version: int | None = None, head: st
         chunks=len(set(chunks)),
         nbytes=plan.nbytes,
         state_digest=manifest.state_digest,
+        snapshot_version=snapshot_version,
         payloads=len(payloads) - len(missing),
         payloads_missing=missing,
     )
 
 
-def _payloads(manifests: list[Manifest]) -> list[str]:
-    return [entry.payload for each in manifests if each.step for entry in each.step.batch if entry.payload]
+def _payloads(links: list[Link]) -> list[str]:
+    return [entry.payload for _, each in links if each.step for entry in each.step.batch if entry.payload]

@@ -34,7 +34,12 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 def kernel(function: Function) -> Function:
     """Compile on first use, cache on disk, release the GIL while running; the Python type is kept."""
-    return cast("Function", numba.njit(cache=True, nogil=True, boundscheck=False)(function))
+    try:
+        compiled = numba.njit(cache=True, nogil=True, boundscheck=False)(function)
+    except RuntimeError:
+        # Neither the package's folder nor the user's cache can be written: each process compiles for itself.
+        compiled = numba.njit(nogil=True, boundscheck=False)(function)
+    return cast("Function", compiled)
 
 
 @kernel
