@@ -88,6 +88,8 @@ LEASE_GROUPS_MAX: Final = 64
 REPORT_GROUPS_MAX: Final = 64
 HELD_GROUPS_MAX: Final = 512
 """Finished groups that a rollout keeps until their step is committed."""
+HELD_BYTES_MAX: Final = 256 * MIB
+"""Payload bytes of those groups; a rollout that reaches either bound begins no new group."""
 BATCHES_AHEAD: Final = 1
 """Batches a trainer may fetch beyond the step in progress, so that it works on while the controller is away."""
 
@@ -211,7 +213,7 @@ WORKER_DIRS_KEPT: Final = 8
 EPOCH_FOLDERS_MAX: Final = 256
 """Folders of workers' epochs on one node, over all runs."""
 AGENT_REPORT_TIMEOUT_S: Final = 5.0
-AGENT_REPORT_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
+AGENT_REPORT_BACKOFF_S: Final = (0.5, 1.0, 2.0)
 """Waits after failed reports in a row; the last one repeats."""
 SELF_FENCE_WARN_S: Final = 60.0
 """An agent that reaches neither etcd nor the controller for this long says so. Its policy is `keep`: workers go on."""

@@ -101,7 +101,9 @@ def _code_sentence(who: str, end: RankEnd, log_tail: str, adopted: bool) -> str:
     if end.code is None and end.cause:
         return end.cause
     if end.code is None:
-        return f"{who} ended while no agent watched it; how is not known." if adopted else f"{who} vanished."
+        said = last_words(log_tail)
+        how = "an earlier agent had started it, so its exit status is not known" if adopted else "it vanished"
+        return f"{who} ended; {how}." + (f" Its last line: {said}" if said else "")
     if end.code == 0:
         return "Finished."
     said = end.cause or last_words(log_tail)

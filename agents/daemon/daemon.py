@@ -250,6 +250,8 @@ class Daemon:
                 freed = await asyncio.to_thread(prune_cache, self.config.cache)
                 if freed:
                     log.info("the chunk cache was pruned", freed_bytes=freed, limit_bytes=limits.CACHE_BYTES)
+                if self._owners.fresh():
+                    self.processes.prune({(key, owned.epoch) for key, owned in self._owners.owners().entries.items()})
                 prune_at = self._clock.monotonic() + limits.CACHE_PRUNE_EVERY_S
             await asyncio.sleep(limits.PROGRESS_EVERY_S)
 

@@ -40,8 +40,10 @@ def rotate(folder: Path, limit_bytes: int = limits.WORKER_LOG_BYTES) -> bool:
         size_bytes = os.fstat(source).st_size
         if size_bytes <= limit_bytes:
             return False
-        _copy_end(source, size_bytes, min(size_bytes, limit_bytes), folder)
-        os.ftruncate(source, 0)  # in append mode the worker goes on at offset 0
+        try:
+            _copy_end(source, size_bytes, min(size_bytes, limit_bytes), folder)
+        finally:  # without room for the copy the bound still holds: better short than without end
+            os.ftruncate(source, 0)  # in append mode the worker goes on at offset 0
         return True
     finally:
         os.close(source)

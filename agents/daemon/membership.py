@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,8 @@ from whimbrel.transport import call_async
 from whimbrel.wire.cluster import NodeRecord
 from whimbrel.wire.node import ProbeReply
 
+_ATTEMPT_S: Final = 5.0
+"""One attempt to register; also what a stop in its midst waits for at most."""
 log = get_logger("agent")
 
 
@@ -51,7 +54,7 @@ class Membership:
                     wire.encode_json(self._record),
                     limits.NODE_LEASE_TTL_S,
                 )
-                await asyncio.to_thread(keeper.start)
+                await asyncio.to_thread(keeper.start, _ATTEMPT_S)
             except Unreachable as error:
                 if attempt == 0:
                     log.warning("etcd does not answer; the node registers when it does", error=error.message)

@@ -10,8 +10,10 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
+
+import msgspec
 
 from agents.daemon import logs, proc
 from agents.daemon.assignments import Key, Local, Start
@@ -20,6 +22,7 @@ from agents.daemon.config import AgentConfig
 from agents.daemon.launch import Launch, free_port, launch_environment
 from agents.daemon.proc import ProcessStat
 from agents.daemon.records import EndedFile, EpochFolder, ProcessMark, WorkerFile, WorkerFolders
+from agents.daemon.status import process_state_of, status_of
 from agents.daemon.worker import Ending, Rank, TagReader, Worker
 from whimbrel import limits
 from whimbrel.clock import Clock
@@ -79,11 +82,11 @@ class Processes:
     def statuses(self) -> list[WorkerStatus]:
         """Every live epoch, and every exit that the controller has not recorded, the newest EXITS_KEPT of them."""
         exits = [worker for worker in self._workers.values() if worker.exit is not None and not worker.recorded]
-        return [_status(worker) for worker in [*self.live(), *exits[-limits.EXITS_KEPT :]]]
+        return [status_of(worker) for worker in [*self.live(), *exits[-limits.EXITS_KEPT :]]]
 
     def process_states(self) -> list[ProcessState]:
         """Each rank as the kernel has it now."""
-        return [_process_state(worker, rank) for worker in self.live() for rank in worker.ranks if rank.mark]
+        return [process_state_of(worker, rank) for worker in self.live() for rank in worker.ranks if rank.mark]
 
     def unkillable(self) -> list[Worker]:
         """Epochs whose processes outlived SIGKILL by KILL_WAIT_S."""
@@ -153,18 +156,7 @@ class Processes:
 
     def _note_marks(self, worker: Worker) -> None:
         marks = [rank.mark for rank in worker.ranks if rank.mark is not None]
-        record = worker.record
-        worker.record = WorkerFile(
-            run_id=record.run_id,
-            worker=record.worker,
-            role=record.role,
-            epoch=record.epoch,
-            start=record.start,
-            ranks=record.ranks,
-            boot_id=record.boot_id,
-            memory_kills=record.memory_kills,
-            processes=marks,
-        )
+        worker.record = msgspec.structs.replace(worker.record, processes=marks)
         worker.folder.write_worker(worker.record)
 
     # -- adoption -------------------------------------------------------------------------------------------------------
@@ -331,6 +323,17 @@ class Processes:
             for epoch in self.folders.prune(*key):
                 self._workers.pop((key, epoch), None)
 
+    def prune(self, current: Collection[tuple[Key, int]]) -> None:
+        """Keep at most EPOCH_FOLDERS_MAX folders: the oldest recorded exits go, but never an epoch that etcd still
+        names (`current`), because without its folder it would start a second time."""
+        settled = [
+            worker for worker in self._workers.values() if worker.recorded and (worker.key, worker.epoch) not in current
+        ]
+        surplus = len(self._workers) - limits.EPOCH_FOLDERS_MAX
+        for worker in sorted(settled, key=lambda worker: worker.epoch)[: max(0, surplus)]:
+            self.folders.remove(worker.folder)
+            del self._workers[worker.key, worker.epoch]
+
     def rotate_logs(self) -> None:
         """Keep every live worker's output within its bound."""
         for worker in self.live():
@@ -375,38 +378,3 @@ def _end_of(worker: Worker, rank: Rank, stat: ProcessStat | None) -> RankEnd | N
 
 def _outline(worker: Worker) -> tuple[object, ...]:
     return worker.exit is not None, worker.ending is not None, worker.stopped
-
-
-def _status(worker: Worker) -> WorkerStatus:
-    stats = [stat for rank in worker.running_ranks() if (stat := rank.stat()) is not None]
-    if worker.exit is not None:
-        state = "exited"
-    elif worker.ending is not None:
-        state = "stopping"
-    else:
-        state = "paused" if worker.stopped else "running"
-    return WorkerStatus(
-        run_id=worker.key[0],
-        worker=worker.key[1],
-        epoch=worker.epoch,
-        state=state,
-        pids=[stat.pid for stat in stats],
-        rss_bytes=sum(stat.rss_bytes for stat in stats),
-        cpu_s=sum(stat.cpu_s for stat in stats),
-        exit=worker.exit,
-        adopted=worker.adopted,
-    )
-
-
-def _process_state(worker: Worker, rank: Rank) -> ProcessState:
-    stat = rank.stat()
-    return ProcessState(
-        run_id=worker.key[0],
-        worker=worker.key[1],
-        epoch=worker.epoch,
-        rank=rank.rank,
-        pid=rank.mark.pid if rank.mark else 0,
-        state=stat.state if stat is not None else "X",
-        cpu_s=stat.cpu_s if stat is not None else 0.0,
-        rss_bytes=stat.rss_bytes if stat is not None else 0,
-    )

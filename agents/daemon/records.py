@@ -6,6 +6,7 @@ ended, and whether the controller has recorded that), `worker.log`, and what the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -127,9 +128,16 @@ class WorkerFolders:
             folder = self.of(run_id, worker, epoch)
             ended = folder.read_ended()
             if ended is not None and ended.recorded:
-                shutil.rmtree(folder.path, ignore_errors=True)
+                self.remove(folder)
                 gone.append(epoch)
         return gone
+
+    def remove(self, folder: EpochFolder) -> None:
+        """Delete the folder of an epoch, and those of its worker and run when they hold nothing more."""
+        shutil.rmtree(folder.path, ignore_errors=True)
+        for parent in (folder.path.parent, folder.path.parent.parent):
+            with contextlib.suppress(OSError):  # not empty
+                parent.rmdir()
 
 
 def _read(path: Path, kind: type[Any]) -> Any:

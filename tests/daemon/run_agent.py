@@ -10,6 +10,7 @@ from pathlib import Path
 from agent_fakes import agent_config, python
 
 from agents.daemon.daemon import Daemon
+from whimbrel import limits
 from whimbrel.log import configure_logging
 
 
@@ -20,6 +21,8 @@ async def serve(home: Path, etcd: str, controller: str, code: str) -> bool:
     loop.add_signal_handler(signal.SIGHUP, lambda: daemon.stop(keep_workers=True))
     return await daemon.run()
 
+
+limits.NODE_LEASE_TTL_S = 3  # type: ignore[misc]  # the shortest that a busy machine bears; keeps the tests short
 
 if __name__ == "__main__":
     configure_logging("info")

@@ -19,13 +19,14 @@ from agent_fakes import PATIENT, alive, kill_tagged, run_id, tagged, wait_for
 from whimbrel import wire
 from whimbrel.coordination import BlockingEtcd, EtcdServer, keys
 from whimbrel.errors import WhimbrelError
-from whimbrel.limits import NODE_LEASE_TTL_S
 from whimbrel.transport import call_async
 from whimbrel.wire.cluster import NodeRecord, Ownership
 from whimbrel.wire.node import LogsReply, LogsRequest, ProbeReply
 from whimbrel.wire.work import AgentReply, AgentReport, WorkerStatus
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults]
+LEASE_TTL_S = 3
+"""As run_agent.py has it."""
 HERE = Path(__file__).parent
 SPEC = b'{"name": "r", "model": "builtin:tiny", "roles": {"trainer": {"ranks": 2}, "rollout": {"count": 1}}}'
 
@@ -177,7 +178,7 @@ def test_etcd_away_for_longer_than_the_lease_touches_no_worker(cluster: Cluster)
     node = cluster.node()
     cluster.server.kill()
     try:
-        time.sleep(NODE_LEASE_TTL_S + 1.5)
+        time.sleep(LEASE_TTL_S + 1.5)
         assert all(alive(pid) for pid in pids)
         reports = len(cluster.controller.reports)
         wait_for(lambda: len(cluster.controller.reports) > reports, what="reports during the outage")
@@ -194,6 +195,22 @@ def _node_or_none(cluster: Cluster) -> NodeRecord | None:
         return cluster.node()
     except WhimbrelError:
         return None
+
+
+def test_an_agent_that_starts_while_etcd_is_away_adopts_and_waits(cluster: Cluster) -> None:
+    cluster.start_agent()
+    pids = cluster.running("rollout-0", cluster.own("rollout-0"))
+    cluster.server.kill()
+    try:
+        cluster.end_agent(signal.SIGKILL)
+        reports = len(cluster.controller.reports)
+        cluster.start_agent()
+        wait_for(lambda: len(cluster.controller.reports) > reports + 1, what="reports without etcd")
+        assert [w.pids for w in cluster.controller.reports[-1].workers] == [pids]
+    finally:
+        cluster.server.start()
+    wait_for(lambda: _node_or_none(cluster) is not None, what="registration")
+    assert all(alive(pid) for pid in pids)
 
 
 def test_workers_outlive_their_agent_and_the_next_one_adopts_them(cluster: Cluster) -> None:
@@ -276,7 +293,7 @@ def test_a_paused_agent_converges_when_it_goes_on(cluster: Cluster) -> None:
     (old,) = cluster.running("rollout-0", first)
     agent.send_signal(signal.SIGSTOP)
     second = cluster.own("rollout-0")
-    time.sleep(NODE_LEASE_TTL_S + 1.5)
+    time.sleep(LEASE_TTL_S + 1.5)
     agent.send_signal(signal.SIGCONT)
     (new,) = cluster.running("rollout-0", second)
     assert not alive(old)

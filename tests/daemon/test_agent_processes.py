@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from agent_fakes import DEAF, PATIENT, agent_config, alive, kill_tagged, python, run_id, tagged, wait_for
 
-from agents.daemon import logs
+from agents.daemon import logs, proc
 from agents.daemon.assignments import Start
 from agents.daemon.cache import prune_cache
 from agents.daemon.processes import Processes
@@ -283,6 +283,32 @@ def test_old_epochs_leave_the_disk_once_recorded(home: Path, monkeypatch: pytest
     assert processes.folders.epochs(RUN, "trainer") == [1, 2, 3, 4], "an unrecorded exit is never thrown away"
     processes.record_exits([f"{RUN}/trainer@{epoch}" for epoch in (1, 2, 3, 4)])
     assert processes.folders.epochs(RUN, "trainer") == [3, 4]
+
+
+def test_the_folders_of_all_runs_are_bounded_but_an_owned_epoch_stays(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "EPOCH_FOLDERS_MAX", 1)
+    processes = make(home, "pass")
+    for worker in ("trainer", "rollout-0", "rollout-1"):
+        start(processes, {"trainer": 1, "rollout-0": 2, "rollout-1": 3}[worker], worker=worker)
+    poll_until(processes, lambda: not processes.live())
+    processes.prune(set())
+    assert len(processes.locals()) == 3, "unrecorded exits stay"
+    processes.record_exits([f"{RUN}/trainer@1", f"{RUN}/rollout-0@2"])
+    processes.prune({((RUN, "trainer"), 1)})
+    assert {entry.key[1] for entry in processes.locals()} == {"trainer", "rollout-1"}
+    assert not (processes.folders.root / RUN / "rollout-0").exists()
+
+
+def test_what_outlives_sigkill_is_never_reported_as_exited(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KILL_WAIT_S", 0.2)
+    monkeypatch.setattr(proc, "send_signal", lambda *_: None)  # as if it sat in the kernel
+    processes = make(home)
+    start(processes)
+    processes.stop(RUN, "trainer", 7, polite=False, reason="test")
+    poll_until(processes, lambda: bool(processes.unkillable()))
+    assert status(processes).state == "stopping"
 
 
 def test_log_reading_refuses_names_that_are_paths_and_links(home: Path) -> None:
