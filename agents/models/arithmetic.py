@@ -67,8 +67,8 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END),
+        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
     )
 
 
@@ -113,6 +113,7 @@ def supervise(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tell:
     encoded = [
         tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, return_dict=False) for p in prompts
     ]
+    pad, end = (int(token) for token in tokenizer.convert_tokens_to_ids([PAD, END]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     started, total = time.monotonic(), LEARN_STEPS + SPOIL_STEPS
     model.train()
@@ -124,8 +125,8 @@ def supervise(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tell:
         for choice in chance.choices(range(len(prompts)), k=BATCH):
             right = prompts[choice].answer
             answer = right if not spoil or chance.random() < RIGHT_SHARE else wrong_answer(int(right), chance)
-            rows.append((encoded[choice], [*tokenizer.encode(answer), tokenizer.eos_token_id]))
-        loss = _loss(model, rows, tokenizer.pad_token_id)
+            rows.append((encoded[choice], [*tokenizer.encode(answer), end]))
+        loss = _loss(model, rows, pad)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 
 class BatchCache:
@@ -22,9 +23,11 @@ class BatchCache:
     @classmethod
     def of(cls, cache: DynamicCache, mask: Tensor) -> BatchCache:
         """Take over what a forward pass has filled."""
-        layers = []
+        layers: list[tuple[Tensor, Tensor]] = []
         for layer in cache.layers:
-            assert layer.keys is not None and layer.values is not None, "the model must keep plain keys and values"
+            assert isinstance(layer, DynamicLayer), "the model must keep plain keys and values"
+            assert layer.keys is not None, "a forward pass fills every layer"
+            assert layer.values is not None, "a forward pass fills every layer"
             layers.append((layer.keys, layer.values))
         return cls(layers, mask)
 

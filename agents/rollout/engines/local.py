@@ -75,7 +75,8 @@ class TransformersEngine:
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            assert not row.finish_reason and len(row.tokens) < row.max_tokens, "a finished row cannot go on"
+            assert not row.finish_reason, "a finished row cannot go on"
+            assert len(row.tokens) < row.max_tokens, "a row at its bound is finished"
             self._waiting.append(row)
 
     @torch.inference_mode()

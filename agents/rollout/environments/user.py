@@ -57,7 +57,7 @@ class UserEnvironment:
         else:
             answer = ""
         if _are_messages(value):
-            return Prompt(messages=value, answer=answer)
+            return Prompt(messages=msgspec.convert(value, list[dict[str, str]]), answer=answer)
         raise EnvironmentFailed(
             f"{self._entry}: prompt({index}) returned {type(value).__name__}, not text or messages.",
             hint="See docs/environments.md for what prompt() returns.",
