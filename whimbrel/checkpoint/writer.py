@@ -7,7 +7,8 @@ never committed leaves objects that no chain names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
 
 from whimbrel import limits
 from whimbrel.checkpoint import names
@@ -35,6 +36,9 @@ from whimbrel.clock import Clock, SystemClock, rfc3339
 from whimbrel.delta import DeltaPart, EncodedDelta, Layout, Piece, add_digests, digest_hex, encode_delta
 from whimbrel.errors import Conflict, MissingChunk, UsageError
 
+_WRITERS: Final = 4
+"""Chunks that are made durable at once while encoding goes on: the wait for the disk is longer than the work."""
+
 
 class WeightLog:
     """One epoch's writer of a run's log. Ranks share nothing but the store; rank 0 joins their parts."""
@@ -58,7 +62,17 @@ class WeightLog:
         Raises:
             UsageError: pieces that do not fit the layout or each other. StorageFull.
         """
-        return encode_delta(layout, base, new, lambda chunk: self.store.put(chunk.info.digest, chunk.data))
+        with ThreadPoolExecutor(_WRITERS, "store") as pool:
+            stored: list[Future[None]] = []
+            delta = encode_delta(
+                layout,
+                base,
+                new,
+                lambda chunk: stored.append(pool.submit(self.store.put, chunk.info.digest, chunk.data)),
+            )
+            for each in stored:
+                each.result()
+        return delta
 
     def write_anchor(self, layout: Layout, pieces: Sequence[Piece]) -> AnchorPart:
         """Store this rank's pieces as part of a complete copy. Raises UsageError, StorageFull."""

@@ -86,10 +86,12 @@ def find_changes(old: Bits, new: Bits, old64: Bits, new64: Bits, out: NDArray[np
         for i in range(8):
             differs |= a[i] ^ b[i]
         if differs != np.uint64(0):
-            first = block * 8 * lanes
-            for p in range(first, first + 8 * lanes):
-                out[count] = p
-                count += old[p] != new[p]
+            for i in range(8):
+                if a[i] != b[i]:
+                    first = (block * 8 + i) * lanes
+                    for p in range(first, first + lanes):
+                        out[count] = p
+                        count += old[p] != new[p]
     for p in range(blocks * 8 * lanes, old.size):
         out[count] = p
         count += old[p] != new[p]
