@@ -193,7 +193,9 @@ def _shard(model: nn.Module, device: torch.device) -> None:
 def _require_trainable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32 or parameter.dim() == 0:
-            raise UsageError(f"Parameter {name} of the model cannot be trained: it is a {parameter.dim()}-d {parameter.dtype}.")
+            raise UsageError(
+                f"Parameter {name} of the model cannot be trained: it is a {parameter.dim()}-d {parameter.dtype}."
+            )
     transient = {f"{prefix}.{name}".lstrip(".") for prefix, module in model.named_modules()
                  for name in module._non_persistent_buffers_set}  # fmt: skip
     kept = [name for name, _ in model.named_buffers() if name not in transient]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from whimbrel.limits import RANKS_TIMEOUT_S
 
@@ -36,17 +37,19 @@ class Ranks:
             return cls()
         timeout = datetime.timedelta(seconds=RANKS_TIMEOUT_S)
         hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = dist.TCPStore(
+        store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             world_size=None if hosted else world_size,
             is_master=rank == 0 and not hosted,
             timeout=timeout,
         )
-        prefix = dist.PrefixStore(f"epoch{epoch}", store)
+        prefix = PrefixStore(f"epoch{epoch}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=prefix, rank=rank, world_size=world_size, timeout=timeout)
-        return cls(rank, world_size, dist.new_group(backend="gloo", timeout=timeout))
+        control = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(control, dist.ProcessGroup)
+        return cls(rank, world_size, control)
 
     @property
     def first(self) -> bool:

@@ -16,7 +16,7 @@ from agents.trainer.optimizer import MasterOptimizer
 from agents.trainer.policy import Policy
 from whimbrel.spec import RunSpec
 
-_SUMS = ("loss", "entropy", "kl", "clipped", "staleness", "mismatch", "same_version", "tokens")
+_SUMS: tuple[str, ...] = ("loss", "entropy", "kl", "clipped", "staleness", "mismatch", "same_version", "tokens")
 
 
 def make_deterministic() -> None:
@@ -70,7 +70,7 @@ class Stepper:
             micro = collate(batch, indices, self.policy.device)
             local += self._micro_batch(micro, max(1, batch.trained_tokens))
             greatest_staleness = max(greatest_staleness, int(micro.staleness.max()) if len(micro.staleness) else 0)
-        sums = dict(zip(_SUMS, ranks.sum(local.tolist()).tolist(), strict=True))
+        sums: dict[str, float] = dict(zip(_SUMS, ranks.sum(local.tolist()).tolist(), strict=True))
         norm = self.optimizer.gradient_norm()
         applied = math.isfinite(norm) and math.isfinite(sums["loss"])
         if applied:
