@@ -50,7 +50,7 @@ async def run_names(services: Services, run_ids: Iterable[str | None]) -> dict[s
         return {}
     async with services.database.read() as session:
         found = await session.execute(select(tables.Run.id, tables.Run.name).where(tables.Run.id.in_(wanted)))
-        return {run_id: name for run_id, name in found}
+        return {row.id: row.name for row in found}
 
 
 async def present_incidents(services: Services, rows: Sequence[tables.Incident]) -> list[models.Incident]:
