@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from log_world import RUN, Trainer, holds, reader_of, restored
 
+from tests.checkpoint.log_world import RUN, Trainer, holds, reader_of, restored
 from whimbrel.checkpoint import DirectoryStore, MemoryStore, Store, apply_retention, describe, verify_chain
 from whimbrel.errors import StorageFull
 

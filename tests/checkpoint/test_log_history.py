@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_world import RUN, Trainer, holds, reader_of, restored
 
+from tests.checkpoint.log_world import RUN, Trainer, holds, reader_of, restored
 from whimbrel.checkpoint import HostWeights, WeightLog, apply_retention, describe, store_reader, verify_chain
 from whimbrel.clock import ManualClock
 from whimbrel.errors import Fenced

@@ -6,8 +6,8 @@ import dataclasses
 
 import msgspec
 import pytest
-from log_world import LAYOUT, RUN, Trainer, holds, reader_of, restored
 
+from tests.checkpoint.log_world import LAYOUT, RUN, Trainer, holds, reader_of, restored
 from whimbrel import limits
 from whimbrel.checkpoint import (
     HostWeights,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_world import LAYOUT, RUN, Trainer, reader_of, training_state
 
+from tests.checkpoint.log_world import LAYOUT, RUN, Trainer, reader_of, training_state
 from whimbrel.checkpoint import ArrayShard, StepRecord, WeightLog, combine_digests, training_digest, whole_arrays
 from whimbrel.checkpoint.manifest import encode_record
 from whimbrel.delta import add_digests

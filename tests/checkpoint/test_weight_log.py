@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_world import LAYOUT, RUN, Trainer, first_state, holds, reader_of, restored, stepped
 from safetensors.torch import load
 
+from tests.checkpoint.log_world import LAYOUT, RUN, Trainer, first_state, holds, reader_of, restored, stepped
 from whimbrel.checkpoint import (
     DirectoryStore,
     HostWeights,
