@@ -14,6 +14,7 @@ from whimbrel.checkpoint import (
     MemoryStore,
     WeightLog,
     apply_retention,
+    committed_digest,
     describe,
     find_version,
     plan_retention,
@@ -144,6 +145,22 @@ def test_every_version_after_the_oldest_anchor_restores_without_listing(trainer:
         host = HostWeights(RUN)
         reader_of(trainer.store).restore(host, trainer.links[version][0])
         assert holds(host, trainer.states[version])
+
+
+def test_a_pinned_anchor_stays_over_many_rounds(trainer: Trainer) -> None:
+    for _ in range(3):
+        apply_retention(trainer.store, RUN, trainer.head, pinned={0})
+        assert committed_digest(trainer.store, RUN, 0) == trainer.links[0][0]
+        assert holds(restored(trainer.store, trainer.links[0][0]), trainer.states[0])
+        assert describe(trainer.store, RUN).uncommitted == 0
+        trainer.steps(2)
+        trainer.anchor()
+        trainer.snapshot()
+    assert describe(trainer.store, RUN).versions[0][1].version > 6
+    apply_retention(trainer.store, RUN, trainer.head)
+    assert trainer.store.size(trainer.links[0][0]) is None
+    with pytest.raises(NotFound):
+        committed_digest(trainer.store, RUN, 0)
 
 
 def test_a_damaged_plan_is_reported_and_deletes_nothing(trainer: Trainer) -> None:

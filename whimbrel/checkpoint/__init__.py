@@ -6,6 +6,7 @@ from whimbrel.checkpoint.host import HostWeights, Patch
 from whimbrel.checkpoint.inspect import (
     Description,
     Verification,
+    committed_digest,
     committed_head,
     describe,
     find_version,
@@ -52,6 +53,7 @@ __all__ = [
     "WeightLog",
     "apply_retention",
     "combine_digests",
+    "committed_digest",
     "committed_head",
     "describe",
     "find_version",

@@ -62,6 +62,18 @@ def committed_head(store: Store, run_id: str) -> tuple[int, str]:
     return names.parse_commit(commits[-1]), (data or b"").decode(errors="replace")
 
 
+def committed_digest(store: Store, run_id: str, version: int) -> str:
+    """Manifest digest of a version whose commit the store records; also of one that the chain no longer reaches.
+
+    Raises:
+        NotFound: it records none.
+    """
+    data = store.read(names.commit(run_id, version))
+    if data is None:
+        raise NotFound(f"The store records no commit of version {version} of {run_id}.")
+    return data.decode(errors="replace")
+
+
 def find_version(store: Store, run_id: str, version: int | None = None, head: str = "") -> Link:
     """The committed manifest of a version (default: the head's).
 
@@ -94,7 +106,8 @@ def describe(store: Store, run_id: str, head: str = "") -> Description:
     on_chain = {digest for digest, _ in links}
     anchors = {manifest.version: digest for digest, manifest in links if manifest.kind == "anchor"}
     attempts = {names.parse_attempt(name)[1] for name in store.list(names.folder(run_id, "versions"))}
-    stray = len(attempts - on_chain)
+    commits = map(store.read, store.list(names.folder(run_id, "commits")))
+    stray = len(attempts - on_chain - {(data or b"").decode(errors="replace") for data in commits})
     anchors |= {
         version: digest
         for version, digest in _recorded(store, run_id, "anchors")

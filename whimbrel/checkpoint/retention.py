@@ -10,7 +10,7 @@ by no manifest yet. What other runs of the store name is left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -50,8 +50,14 @@ class RetentionPlan(msgspec.Struct, frozen=True):
     names: list[str]
 
 
-def plan_retention(held: Holdings, kept: int = limits.SNAPSHOTS_KEPT) -> RetentionPlan:
-    """What may be deleted. Pure; deletes nothing while fewer than `kept` snapshots exist."""
+def plan_retention(
+    held: Holdings, kept: int = limits.SNAPSHOTS_KEPT, pinned: Collection[int] = frozenset()
+) -> RetentionPlan:
+    """What may be deleted. Pure; deletes nothing while fewer than `kept` snapshots exist.
+
+    Args:
+        pinned: committed anchors of these versions stay as well, e.g. version 0 as the reference of a KL penalty.
+    """
     head_version = held.chain[-1][1].version
     on_chain = {digest for digest, _ in held.chain}
     snapshots = sorted(
@@ -76,6 +82,8 @@ def plan_retention(held: Holdings, kept: int = limits.SNAPSHOTS_KEPT) -> Retenti
         for digest, snapshot in held.snapshots.items()
         if (snapshot.version_digest in on_chain and snapshot.version >= floor) or snapshot.version > head_version
     }
+    pins = {held.records.get(names.commit(held.run_id, version)) for version in pinned}
+    keep |= {digest: manifest for digest, manifest in [*held.chain, *held.attempts.items()] if digest in pins}
     everything = [*held.chain, *held.attempts.items(), *held.snapshots.items()]
     drop = [(digest, manifest) for digest, manifest in everything if digest not in keep]
     needed = {each for manifest in keep.values() for each in _needs(manifest, floor)} | keep.keys() | held.shared
@@ -86,17 +94,24 @@ def plan_retention(held: Holdings, kept: int = limits.SNAPSHOTS_KEPT) -> Retenti
     return RetentionPlan(head_version, start, [*objects, *records])
 
 
-def apply_retention(store: Store, run_id: str, head: str, kept: int = limits.SNAPSHOTS_KEPT) -> RetentionPlan:
+def apply_retention(
+    store: Store,
+    run_id: str,
+    head: str,
+    kept: int = limits.SNAPSHOTS_KEPT,
+    pinned: Collection[int] = frozenset(),
+) -> RetentionPlan:
     """Plan, persist, execute; finishes first what an earlier call was interrupted in.
 
     Args:
         head: digest of the committed head's manifest.
+        pinned: see `plan_retention`; `committed_digest` finds such a version again.
 
     Raises:
         ChainGap, MissingChunk, Corrupt, Conflict: the log cannot be read; nothing was deleted. StorageFull.
     """
     held = read_holdings(store, run_id, head)
-    plan = plan_retention(held, kept)
+    plan = plan_retention(held, kept, pinned)
     # Payloads of steps before the oldest snapshot are still named by the manifests that are kept, though gone long since.
     plan = msgspec.structs.replace(plan, names=[name for name in plan.names if _exists(store, name)])
     allowed = set(plan.names)
