@@ -28,7 +28,7 @@ ADOPT_GRACE_S: Final = 5.0
 """After an agent's first report, or after a new epoch was granted: time for it to name a worker before that counts as gone."""
 PAUSE_CONFIRM_S: Final = 1.0
 """A stopped worker without lease is judged only after this, in case it is just waking up."""
-STOP_CONFIRM_S: Final = 2.0
+STOP_CONFIRM_S: Final = 1.0
 """Between the order to stop and an agent's report that may confirm it: older reports may not know of the order."""
 MASS_EXPIRY_SHARE: Final = 0.3
 """More than this share of leases (and at least MASS_EXPIRY_MIN) gone within MASS_EXPIRY_WINDOW_S is the store's trouble first."""
@@ -44,6 +44,8 @@ LEASE_START_TIMEOUT_S: Final = 30.0
 """A process that gets no lease within this does not start."""
 ETCD_PROBE_S: Final = 1.0
 """A silent watch is checked with a read this often, so that a stopped etcd is noticed."""
+ETCD_ANSWER_MAX_BYTES: Final = 64 * MIB
+"""All keys below one prefix in one answer; some ten thousand runs."""
 ETCD_RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
 """Waits between attempts to reach etcd again; the last one repeats."""
 RELIST_EVERY_S: Final = 30.0

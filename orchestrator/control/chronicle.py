@@ -199,10 +199,11 @@ class Chronicle:
             incident.cost = cost
             incident.state = "closed"
             # Clocks are read at different moments: a record never shows an end before its beginning.
-            incident.recovered_at = max(recovered_at, incident.decided_at or incident.detected_at)
-            seconds = (incident.recovered_at - (incident.failed_at or incident.detected_at)).total_seconds()
+            ended_at = max(recovered_at, incident.decided_at or incident.detected_at)
+            incident.recovered_at = ended_at
+            seconds = (ended_at - (incident.failed_at or incident.detected_at)).total_seconds()
             incident.summary = _summary(incident, decision.reason, seconds)
-            done = {"at": rfc3339(incident.recovered_at), "decision": "closed", "reason": decision.reason}
+            done = {"at": rfc3339(ended_at), "decision": "closed", "reason": decision.reason}
             incident.decisions = [*incident.decisions, done]
             if incident.run_id is not None and incident.decided_at is not None:
                 table = tables.Run

@@ -18,6 +18,7 @@ from orchestrator.control.probe import Probes
 from orchestrator.control.records import Known, Records
 from orchestrator.control.signals import Signals
 from orchestrator.core import World, decide
+from orchestrator.core.lifecycle import TERMINAL
 from orchestrator.db import (
     Database,
     EventLog,
@@ -190,13 +191,15 @@ class Controller:
         """Copy the picture to the database, take back overdue leases, and end a failover that this pass completes."""
         if await self._panel.flush(self.epoch, world, self._known, self._observer.registry):
             for run in world.runs:
-                await self._ledger.expire(run.run_id, leader=self.epoch)
+                if run.state not in TERMINAL:
+                    await self._ledger.expire(run.run_id, leader=self.epoch)
         if self._failover is not None:
             await self._leadership.end_failover(self._failover)
             self._failover = None
 
     def _step_down(self, error: Fenced) -> None:
         log.warning("standing by", reason=str(error))
+        self.etcd_reason = str(error)
         self._leadership.step_down()
         self.signals.serving = False
 

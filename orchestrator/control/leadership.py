@@ -56,7 +56,7 @@ class Leadership:
     @property
     def leading(self) -> bool:
         """Whether etcd's key is certainly held now."""
-        return self.epoch > 0 and self.election.is_leader()
+        return 0 < self.epoch == self.election.epoch and self.election.is_leader()
 
     async def campaign(self) -> Term | None:
         """Try to lead. Returns the term if a new one began now.

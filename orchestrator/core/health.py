@@ -61,6 +61,12 @@ def leases_held_until(world: World) -> float | None:
     Held while etcd is away, after its return until everyone is registered again (bounded), and when many nodes lost a
     lease at once: that is the store's trouble before it is theirs.
     """
+    if "held_until_s" not in world.judged:
+        world.judged["held_until_s"] = _held_until(world)
+    return world.judged["held_until_s"]
+
+
+def _held_until(world: World) -> float | None:
     if not world.store.reachable:
         return world.now_s + STORE_HOLD_S
     held_until = 0.0
@@ -74,26 +80,22 @@ def leases_held_until(world: World) -> float | None:
 
 def _all_registered(world: World) -> bool:
     nodes = all(node.lease.present for node in world.nodes if node.state not in ("unreachable", "lost"))
-    workers = (worker for run in world.runs for worker in run.workers if worker.owner and worker.owner.running)
-    return nodes and all(worker.lease.present or not worker.lease.seen for worker in workers)
+    placed = (worker for workers in world.placed.values() for worker in workers)
+    return nodes and all(worker.lease.present or not worker.lease.seen for worker in placed)
 
 
 def _mass_expiry(world: World) -> float | None:
     """When the newest mass expiry ended: many nodes, each without its own or a worker's lease, within one window."""
     vanished: dict[str, float] = {}
     for node in world.nodes:
-        if not node.lease.present and node.lease.seen:
-            vanished[node.node_id] = node.lease.since_s
-    for run in world.runs:
-        for worker in run.workers:
-            if worker.owner and worker.owner.running and worker.lease.seen and not worker.lease.present:
-                at = vanished.get(worker.owner.node_id, 0.0)
-                vanished[worker.owner.node_id] = max(at, worker.lease.since_s)
-    known = max(len(world.nodes), 1)
+        leases = [node.lease, *(worker.lease for worker in world.placed.get(node.node_id, ()))]
+        gone = [lease.since_s for lease in leases if lease.seen and not lease.present]
+        if gone:
+            vanished[node.node_id] = max(gone)
     times = sorted(vanished.values())
     for last in range(len(times) - 1, MASS_EXPIRY_MIN - 2, -1):
         within = sum(1 for moment in times[: last + 1] if times[last] - moment <= MASS_EXPIRY_WINDOW_S)
-        if within >= MASS_EXPIRY_MIN and within / known > MASS_EXPIRY_SHARE:
+        if within >= MASS_EXPIRY_MIN and within / len(world.nodes) > MASS_EXPIRY_SHARE:
             return times[last]
     return None
 
@@ -115,7 +117,7 @@ def node_state(world: World, node: Node) -> tuple[NodeState, str]:
         return "unreachable", "Its agent reports, but holds no lease in etcd; its workers are left alone."
     if not probe_failed(world, node):
         return _not_yet(node, "Its lease is gone and its agent is silent; asking it directly.")
-    if any(shows_life(world, worker) for worker in _workers_on(world, node.node_id)):
+    if any(shows_life(world, worker) for worker in world.placed.get(node.node_id, ())):
         return "unreachable", "Its agent does not answer, but its workers make progress; they are left alone."
     return "lost", "Its lease is gone, its agent neither reports nor answers, and no worker on it shows life."
 
@@ -139,15 +141,10 @@ def probe_failed(world: World, node: Node) -> bool:
 
 def wants_probe(world: World, node: Node) -> bool:
     """Whether one sign of the node is missing, so that the other should be looked for in good time."""
-    if not world.store.reachable:
-        return False
+    if not world.store.reachable or node.state == "lost":
+        return False  # a node that is lost comes back by registering
     silent_since = world.leading_since_s if node.reported_at_s is None else node.reported_at_s
     return not node.lease.present or world.now_s - silent_since >= PROBE_AFTER_S
-
-
-def _workers_on(world: World, node_id: str) -> list[Worker]:
-    found = (worker for run in world.runs for worker in run.workers if worker.owner and worker.owner.running)
-    return [worker for worker in found if worker.owner is not None and worker.owner.node_id == node_id]
 
 
 # -- workers ------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,18 @@
 """The staleness bound, kept by reservation: no token is trained on after its time, and no work is thrown away for age.
 
-A step that trains from version `s` has place for `groups_per_step` prompt groups. A group whose oldest token is of version
-`v` may be trained on up to step `v + max_versions`, its *deadline*. A lease is granted only when, for every deadline, the
-groups that must be trained on by then fit into the steps that are left until then; a batch is formed only when the groups
-that it leaves out still fit behind it. Both together are the classic condition under which taking the earliest deadline
-first meets all deadlines (Liu and Layland, 1973, for tasks of one unit), so a group that was begun is always in time.
+A step that trains from version `s` has places for `groups_per_step` prompt groups. A group whose oldest token is of
+version `v` may be trained on up to step `v + max_versions`, its *deadline*. A lease is granted only when, for every
+deadline, the groups that must be trained on by then fit into the places that are left until then; a batch is formed only
+when the groups that it leaves out still fit behind it. That is the condition under which jobs of one unit all meet their
+deadlines when the earliest deadline goes first (Jackson, 1955), so a group that was begun is always in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +28,52 @@ class Bound:
         return min_version + self.max_versions
 
     def issuable(self, version: int) -> int:
-        """Groups that may have been issued and not dropped, all told, when generating with `version`."""
+        """Groups that may exist, all told and without dropped ones, while generating with `version`."""
         return min(version + 1 + self.max_versions, self.max_steps) * self.groups_per_step
 
-    def fits(self, deadlines: Iterable[int], next_step: int) -> bool:
-        """Whether all groups with these deadlines can be trained on in time, beginning with `next_step`."""
-        return self.first_overrun(deadlines, next_step) is None
 
-    def first_overrun(self, deadlines: Iterable[int], next_step: int) -> int | None:
-        """The smallest deadline by which there are more groups than places, or None when all fit."""
-        for count, deadline in enumerate(sorted(deadlines), start=1):
-            if count > (deadline - next_step + 1) * self.groups_per_step:
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places in batches that no group has yet."""
+
+    groups_per_step: int
+    next_step: int
+    """The first step without a batch; it and all later ones are empty."""
+    holes: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Places that became free in formed batches, by step: groups whose payload was lost."""
+
+    def until(self, step: int) -> int:
+        """Free places in the batches up to and including that of `step`."""
+        fresh = max(0, step - self.next_step + 1) * self.groups_per_step
+        return fresh + sum(count for hole, count in self.holes.items() if hole <= step)
+
+    def overrun(self, demand: Mapping[int, int]) -> int | None:
+        """The smallest deadline by which more groups than places are due, or None when all fit.
+
+        Args:
+            demand: Number of groups by deadline.
+        """
+        due = 0
+        for deadline in sorted(demand):
+            due += demand[deadline]
+            if demand[deadline] and due > self.until(deadline):
                 return deadline
         return None
+
+    def fits(self, demand: Mapping[int, int], deadline: int) -> bool:
+        """Whether one more group with `deadline` can be trained on in time, and all others still."""
+        return self.overrun({**demand, deadline: demand.get(deadline, 0) + 1}) is None
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A group that is not yet in a batch, with a deadline."""
+    """A group with a deadline that is in no batch."""
 
     group_id: str
     index: int
     deadline: int
-    state: str
-    """pooled (with a partial prefix), leased or buffered."""
+    state: Literal["pooled", "leased", "buffered"]
+    """Pooled ones have a deadline only while they keep the tokens of an unfinished attempt."""
     max_version: int = -1
     """Buffered: of its newest token."""
 
@@ -65,34 +89,45 @@ class BatchPlan:
     groups: tuple[str, ...] = ()
     """In training order; empty when it cannot be formed yet."""
     strip: tuple[str, ...] = ()
-    """Pooled groups whose partial prefix would come too late: they lose it and keep their place."""
+    """Groups whose tokens would come too late: they lose them and keep their place in the pool."""
     reason: str = ""
     """Why it cannot be formed yet."""
 
 
-def plan_batch(bound: Bound, candidates: Sequence[Candidate], step: int) -> BatchPlan:
-    """Choose the groups of the batch of `step`, which no batch has been formed for, or say what it waits for."""
-    buffered = sorted(
-        (one for one in candidates if one.state == "buffered" and one.max_version <= step), key=lambda one: one.order
-    )
-    leased = sum(one.state == "leased" for one in candidates)
-    if len(buffered) < bound.groups_per_step:
+def plan_batch(candidates: Sequence[Candidate], *, step: int, needed: int, behind: Places) -> BatchPlan:
+    """Choose `needed` groups for the batch of `step`, or say what it waits for.
+
+    Args:
+        candidates: All groups of the run with a deadline that are in no batch.
+        behind: The places that are left when the batch of `step` is full.
+    """
+    # Steps that the ledger did not see (it was restored from a copy) may have overtaken groups: never train on those.
+    strip = [one.group_id for one in candidates if one.deadline < step]
+    live = [one for one in candidates if one.deadline >= step]
+    ready = sorted((one for one in live if one.state == "buffered" and one.max_version <= step), key=_order)
+    if len(ready) < needed:
+        leased = sum(one.state == "leased" for one in live)
         return BatchPlan(
-            reason=f"Step {step} needs {bound.groups_per_step} groups; {len(buffered)} are finished, {leased} in work."
+            strip=tuple(strip),
+            reason=f"Step {step} needs {needed} groups; {len(ready)} are finished and {leased} in work.",
         )
-    chosen = buffered[: bound.groups_per_step]
-    taken = {one.group_id for one in chosen}
-    rest = [one for one in candidates if one.group_id not in taken]
-    strip: list[str] = []
-    while (overrun := bound.first_overrun([one.deadline for one in rest], step + 1)) is not None:
-        # A prefix is tokens only; what is in work or finished is worth waiting for, and its lease bounds the wait.
-        prefixes = [one for one in rest if one.state == "pooled" and one.deadline <= overrun]
-        if not prefixes:
-            waiting = sum(one.state == "leased" and one.deadline <= overrun for one in rest)
+    chosen = tuple(one.group_id for one in ready[:needed])
+    rest = [one for one in live if one.group_id not in set(chosen)]
+    while (overrun := behind.overrun(Counter(one.deadline for one in rest))) is not None:
+        due = [one for one in rest if one.deadline <= overrun]
+        waiting = [one for one in due if one.state == "leased"]
+        # Prefixes are cheap to lose. Work is worth waiting for, and its lease bounds the wait.
+        losable = [one for one in due if one.state == "pooled"] or ([] if waiting else due)
+        if not losable:
             return BatchPlan(
-                reason=f"Step {step} waits for one of {waiting} groups in work that must be trained on by step {overrun}."
+                strip=tuple(strip),
+                reason=f"Step {step} waits for {len(waiting)} groups in work that are due by step {overrun}.",
             )
-        late = min(prefixes, key=lambda one: one.order)
+        late = max(losable, key=_order)
         strip.append(late.group_id)
         rest.remove(late)
-    return BatchPlan(groups=tuple(one.group_id for one in chosen), strip=tuple(strip))
+    return BatchPlan(groups=chosen, strip=tuple(strip))
+
+
+def _order(candidate: Candidate) -> tuple[int, int]:
+    return candidate.order

@@ -199,9 +199,23 @@ class World:
     """Open incidents that belong to no run."""
     leading_since_s: float = 0.0
     node_index: Mapping[str, Node] = field(init=False, repr=False, compare=False, default_factory=dict[str, Node])
+    placed: Mapping[str, tuple[Worker, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict[str, "tuple[Worker, ...]"]
+    )
+    """Workers that are owned on each node."""
+    judged: dict[str, float | None] = field(
+        init=False, repr=False, compare=False, default_factory=dict[str, "float | None"]
+    )
+    """What `health` found for the world as a whole, so that it is not found again for each worker."""
 
     def __post_init__(self) -> None:
+        placed: dict[str, list[Worker]] = {}
+        for run in self.runs:
+            for worker in run.workers:
+                if worker.owner is not None and worker.owner.running:
+                    placed.setdefault(worker.owner.node_id, []).append(worker)
         object.__setattr__(self, "node_index", {node.node_id: node for node in self.nodes})
+        object.__setattr__(self, "placed", {node_id: tuple(workers) for node_id, workers in placed.items()})
 
     def node(self, node_id: str) -> Node | None:
         return self.node_index.get(node_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 
 import pytest
@@ -414,3 +415,13 @@ def test_a_paused_run_keeps_its_workers() -> None:
     cluster.run_for(2)
     assert job.state == "running"
     assert [one.state for one in applied(cluster, SetRunState)] == ["paused", "running"]
+
+
+def test_a_large_cluster_is_decided_on_in_well_under_a_second() -> None:
+    cluster = Cluster(200, 100, slots=6, rollouts=9)
+    for _ in range(12):
+        cluster.tick()
+    world = cluster.world()
+    begun = time.perf_counter()
+    decide(world)
+    assert time.perf_counter() - begun < 0.8
