@@ -371,7 +371,7 @@ def _end_of(worker: Worker, rank: Rank, stat: ProcessStat | None) -> RankEnd | N
     own_words = worker.folder.read_orderly_exit(rank.rank)
     if own_words is not None and code is None:
         code = own_words.code
-    said = own_words.cause if own_words is not None and own_words.code == code else ""
+    said = own_words.message if own_words is not None and own_words.code == code else ""
     rank.end = RankEnd(rank.rank, code, said)
     return rank.end
 

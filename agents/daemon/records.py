@@ -61,7 +61,7 @@ class OrderlyExit(msgspec.Struct, frozen=True, kw_only=True):
     """`exit.json` / `exit-RANK.json`, written by a worker process itself as its last act."""
 
     code: int
-    cause: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +15,10 @@ RUN = "run_06a00000000000000000000000"
 SPECS = {RUN: SpecFacts(trainer_ranks=2, spec_json="{}")}
 NAMES = st.sampled_from(["trainer", "rollout-0", "rollout-1"])
 HERE = "n1"
+OwnerState = Literal["running", "stopped"]
 
 
-def owned(worker: str, epoch: int, node: str = HERE, state: str = "running") -> Owned:
+def owned(worker: str, epoch: int, node: str = HERE, state: OwnerState = "running") -> Owned:
     role = "trainer" if worker == "trainer" else "rollout"
     return Owned(Ownership(run_id=RUN, worker=worker, role=role, node_id=node, state=state, start=1), epoch)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from agent_fakes import PATIENT, alive, kill_tagged, run_id, tagged, wait_for
@@ -85,10 +86,11 @@ class Cluster:
         self.controller = Controller()
         self.run_id = run_id()
         self.agent: subprocess.Popen[bytes] | None = None
+        self.started: list[subprocess.Popen[bytes]] = []
         self.log = home / "agent.log"
         etcd.put(keys.spec(self.run_id), SPEC)
-        for item in etcd.list(keys.OWNERS)[0]:
-            etcd.delete(item.key)
+        for item in [*etcd.list(keys.OWNERS)[0], *etcd.list(keys.NODES)[0]]:
+            etcd.delete(item.key)  # of the test before
 
     def start_agent(self, code: str = PATIENT, *, home: Path | None = None) -> subprocess.Popen[bytes]:
         source = self.home / "worker_code.py"
@@ -96,10 +98,11 @@ class Cluster:
         with self.log.open("ab") as log:
             arguments = [str(home or self.home), self.server.endpoint, self.controller.url, str(source)]
             agent = subprocess.Popen([sys.executable, str(HERE / "run_agent.py"), *arguments], stdout=log, stderr=log)
+        self.started.append(agent)
         self.agent = self.agent or agent
         return agent
 
-    def own(self, worker: str, *, node: str = "n1", state: str = "running") -> int:
+    def own(self, worker: str, *, node: str = "n1", state: Literal["running", "stopped"] = "running") -> int:
         role = "trainer" if worker == "trainer" else "rollout"
         record = Ownership(run_id=self.run_id, worker=worker, role=role, node_id=node, state=state, start=1)
         return self.etcd.put(keys.owner(self.run_id, worker), wire.encode_json(record))
@@ -130,10 +133,10 @@ class Cluster:
         return code
 
     def close(self) -> None:
-        if self.agent is not None and self.agent.poll() is None:
-            self.agent.send_signal(signal.SIGCONT)
-            self.agent.kill()
-            self.agent.wait(timeout=10)
+        for agent in self.started:
+            if agent.poll() is None:
+                agent.kill()
+                agent.wait(timeout=10)
         kill_tagged(self.home)
         self.controller.server.shutdown()
         self.controller.server.server_close()
@@ -246,7 +249,7 @@ def test_a_controller_away_changes_nothing_and_learns_of_every_exit(cluster: Clu
     (stays,) = cluster.running("rollout-0", cluster.own("rollout-0"))
     cluster.controller.status = 503
     ends = cluster.own("rollout-1")
-    time.sleep(2.5)
+    time.sleep(1.5)
     assert alive(stays)
     cluster.controller.status = 200
     name = f"{cluster.run_id}/rollout-1@{ends}"
@@ -332,3 +335,43 @@ def test_a_second_agent_of_the_node_is_refused_by_folder_and_by_name(cluster: Cl
     said = cluster.log.read_text()
     assert "An agent of node n1 runs already" in said
     assert "Another agent called n1 is alive" in said
+
+
+def test_a_process_that_leaves_its_worker_is_ended(cluster: Cluster) -> None:
+    """A session of its own, an empty environment and no living parent: only the agent as its reaper can see it."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "if os.fork() == 0:\n"
+        "    nap = [sys.executable, '-S', '-E', '-c', 'import time; time.sleep(122)']\n"
+        "    print(subprocess.Popen(nap, env={}, start_new_session=True).pid, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\ntime.sleep(120)\n"
+    )
+    cluster.start_agent(code)
+    epoch = cluster.own("rollout-0")
+    (worker,) = cluster.running("rollout-0", epoch)
+    output = cluster.home / "nodes" / "n1" / "workers" / cluster.run_id / "rollout-0" / str(epoch) / "worker.log"
+    wait_for(lambda: output.read_text().endswith("\n"))
+    wait_for(lambda: not alive(int(output.read_text())), what="end of the stray")
+    assert alive(worker)
+
+
+def test_the_program_starts_registers_and_ends_in_order(cluster: Cluster) -> None:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("WHIMBREL_")},
+        "WHIMBREL_HOME": str(cluster.home),
+        "WHIMBREL_ETCD": cluster.server.endpoint,
+        "WHIMBREL_CONTROLLER": cluster.controller.url,
+    }
+    command = [sys.executable, "-m", "agents.daemon", "--node", "n1", "--slots", "3"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert refused.returncode != 0
+    assert "no cluster token" in refused.stderr
+    cluster.agent = subprocess.Popen(command, env=environment | {"WHIMBREL_CLUSTER_TOKEN": "wb_cluster_test"})
+    cluster.started.append(cluster.agent)
+    wait_for(lambda: cluster.node() is not None, what="registration")
+    node = cluster.node()
+    assert node is not None
+    assert (node.resources.slots, node.pid) == (3, cluster.agent.pid)
+    assert cluster.end_agent(signal.SIGTERM) == 0
+    assert cluster.node() is None

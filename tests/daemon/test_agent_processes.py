@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from agent_fakes import DEAF, PATIENT, agent_config, alive, kill_tagged, python, run_id, tagged, wait_for
 
@@ -15,11 +16,12 @@ from agents.daemon import logs, proc
 from agents.daemon.assignments import Start
 from agents.daemon.cache import prune_cache
 from agents.daemon.processes import Processes
+from agents.daemon.records import ProcessMark
 from whimbrel import limits
 from whimbrel.clock import SystemClock
 from whimbrel.errors import UsageError
 from whimbrel.wire.node import LogsRequest
-from whimbrel.wire.work import WorkerStatus
+from whimbrel.wire.work import WorkerExit, WorkerStatus
 
 RUN = run_id()
 
@@ -52,8 +54,21 @@ def poll_until(processes: Processes, condition: Callable[[], bool], *, within_s:
     wait_for(polled, within_s=within_s)
 
 
+def ended(processes: Processes, epoch: int = 7) -> WorkerExit:
+    found = status(processes, epoch).exit
+    assert found is not None
+    return found
+
+
 def exited(processes: Processes, epoch: int = 7) -> Callable[[], bool]:
     return lambda: status(processes, epoch).state == "exited"
+
+
+def reap(processes: Processes) -> None:
+    """Wait for the worker's process as its parent, so that nobody else can see how it ended."""
+    child = processes.live()[0].ranks[0].child
+    assert child is not None
+    child.wait(timeout=15)
 
 
 def output(processes: Processes, epoch: int = 7, worker: str = "trainer") -> str:
@@ -68,8 +83,8 @@ def test_it_starts_each_rank_with_torchruns_environment(home: Path) -> None:
     start(processes, ranks=2)
     poll_until(processes, exited(processes))
     assert sorted(output(processes).split("\n")) == ["", "0 2 0 127.0.0.1 7", "1 2 1 127.0.0.1 7"]
-    assert status(processes).exit.code == 0
-    assert status(processes).exit.cause == "Finished."
+    assert ended(processes).code == 0
+    assert ended(processes).cause == "Finished."
 
 
 def test_the_agents_own_secrets_do_not_reach_a_worker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +105,7 @@ def test_one_rank_dies_the_others_are_ended_and_it_is_reported_once(home: Path) 
     pids = status(processes).pids
     poll_until(processes, exited(processes))
     assert not any(alive(pid) for pid in pids)
-    exit_ = status(processes).exit
+    exit_ = ended(processes)
     assert exit_.code == 1
     assert "Rank 1" in exit_.cause
     assert "ValueError: no such shard" in exit_.cause
@@ -104,7 +119,7 @@ def test_a_sigkill_is_named_and_not_blamed_on_memory_without_proof(home: Path) -
     start(processes)
     os.kill(status(processes).pids[0], signal.SIGKILL)
     poll_until(processes, exited(processes))
-    exit_ = status(processes).exit
+    exit_ = ended(processes)
     assert (exit_.code, exit_.signal) == (None, "SIGKILL")
     assert "SIGKILL" in exit_.cause
 
@@ -114,15 +129,15 @@ def test_whimbrels_exit_codes_are_explained(home: Path, code: int, said: str) ->
     processes = make(home, f"import sys; print('The model folder is empty.', file=sys.stderr); sys.exit({code})")
     start(processes)
     poll_until(processes, exited(processes))
-    assert status(processes).exit.code == code
-    assert said in status(processes).exit.cause
+    assert ended(processes).code == code
+    assert said in ended(processes).cause
 
 
 def test_a_command_that_cannot_start_is_an_exit_with_a_cause(home: Path) -> None:
     processes = Processes(agent_config(home), lambda _: ["/nowhere/python"], SystemClock())
     start(processes, ranks=2)
     poll_until(processes, exited(processes))
-    assert "could not be started" in status(processes).exit.cause
+    assert "could not be started" in ended(processes).cause
 
 
 def test_a_deaf_worker_is_killed_after_the_grace(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +150,7 @@ def test_a_deaf_worker_is_killed_after_the_grace(home: Path, monkeypatch: pytest
     assert status(processes).state == "stopping"
     poll_until(processes, exited(processes))
     assert time.monotonic() - asked_at >= 0.5
-    assert status(processes).exit.cause == "Stopped by the node's agent: the user stopped the run."
+    assert ended(processes).cause == "Stopped by the node's agent: the user stopped the run."
     assert tagged(home) == []
 
 
@@ -172,7 +187,7 @@ def test_no_descendant_survives_its_worker(home: Path) -> None:
     assert len(pids) == 4
     poll_until(processes, exited(processes))
     assert not any(alive(pid) for pid in pids)
-    assert status(processes).exit.code == 3
+    assert ended(processes).code == 3
 
 
 def test_a_new_agent_adopts_the_same_processes_and_notices_their_end(home: Path) -> None:
@@ -193,31 +208,31 @@ def test_a_new_agent_adopts_the_same_processes_and_notices_their_end(home: Path)
 def test_an_adopted_workers_own_words_tell_how_it_ended(home: Path) -> None:
     code = (
         "import time, json\ntime.sleep(1.0)\n"
-        "open('exit.json', 'w').write(json.dumps({'code': 87, 'cause': 'The reward function does not import.'}))"
+        "open('exit.json', 'w').write(json.dumps({'code': 87, 'message': 'The reward function does not import.'}))"
     )
     first = make(home, code)
     start(first)
     second = make(home, code)
     second.adopt()
-    first.live()[0].ranks[0].child.wait(timeout=15)  # whoever the parent is has waited: the kernel knows nothing more
+    reap(first)
     poll_until(second, exited(second))
-    exit_ = status(second).exit
+    exit_ = ended(second)
     assert (exit_.code, exit_.cause) == (87, "The reward function does not import.")
 
 
 def test_what_ended_unwatched_is_reported_and_not_started_again(home: Path) -> None:
     first = make(home)
     start(first)
-    first.live()[0].ranks[0].child.kill()
-    first.live()[0].ranks[0].child.wait(timeout=15)
+    os.kill(status(first).pids[0], signal.SIGKILL)
+    reap(first)
     second = make(home)
     second.adopt()
     poll_until(second, exited(second))
-    assert "not known" in status(second).exit.cause
+    assert "not known" in ended(second).cause
     third = make(home)
     third.adopt()
     assert [(entry.epoch, entry.state) for entry in third.locals()] == [(7, "exited")]
-    assert status(third).exit.cause == status(second).exit.cause, "until the controller has it, every agent reports it"
+    assert ended(third).cause == ended(second).cause, "until the controller has it, every agent reports it"
 
 
 def test_a_reused_pid_is_nobody_of_ours(home: Path) -> None:
@@ -225,10 +240,8 @@ def test_a_reused_pid_is_nobody_of_ours(home: Path) -> None:
     start(first)
     worker = first.live()[0]
     stranger = os.getpid()
-    mark = type(worker.record.processes[0])(rank=0, pid=stranger, started_ticks=1)
-    record = type(worker.record)(
-        **{name: getattr(worker.record, name) for name in worker.record.__struct_fields__} | {"processes": [mark]}
-    )
+    mark = ProcessMark(rank=0, pid=stranger, started_ticks=1)
+    record = msgspec.structs.replace(worker.record, processes=[mark])
     worker.folder.write_worker(record)
     second = make(home)
     second.adopt()
