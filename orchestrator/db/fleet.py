@@ -1,0 +1,214 @@
+"""The fleet: nodes, workers, and the timeline of what each worker was doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from orchestrator.db.session import Database
+from orchestrator.db.tables import Node, Restart, Worker, WorkerSpan
+from whimbrel.clock import Clock, SystemClock
+from whimbrel.errors import Fenced, NotFound
+from whimbrel.limits import SPANS_KEPT, TIMELINE_SPANS_MAX
+
+
+class FleetRepository:
+    """Rows of `nodes`, `workers`, `worker_spans` and `restarts`. Returned rows are detached copies."""
+
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+
+    # -- nodes
+
+    async def nodes(self) -> list[Node]:
+        """All nodes that ever joined and were not removed, by name."""
+        async with self._database.read() as session:
+            return list((await session.execute(select(Node).order_by(Node.id))).scalars())
+
+    async def node(self, node_id: str) -> Node:
+        """The node with this name. Raises NotFound."""
+        async with self._database.read() as session:
+            node = await session.get(Node, node_id)
+        if node is None:
+            raise _no_node(node_id)
+        return node
+
+    async def put_node(self, node_id: str, *, leader: int | None = None, **columns: Any) -> None:
+        """Add a node, or set columns of one."""
+        async with self._database.write(leader) as session:
+            node = await session.get(Node, node_id, with_for_update=True)
+            if node is None:
+                node = Node(id=node_id)
+                session.add(node)
+            _set(node, columns)
+            node.updated_at = self._clock.wall()
+
+    async def mark_node(self, node_id: str, *, cordoned: bool | None = None, draining: bool | None = None) -> Node:
+        """Set what the user wants of a node. Raises NotFound."""
+        async with self._database.write() as session:
+            node = await session.get(Node, node_id, with_for_update=True)
+            if node is None:
+                raise _no_node(node_id)
+            if cordoned is not None:
+                node.cordoned = cordoned
+            if draining is not None:
+                node.draining = draining
+            node.updated_at = self._clock.wall()
+            return node
+
+    # -- workers
+
+    async def workers(self, run_id: str | None = None) -> list[Worker]:
+        """Workers of one run, or of all."""
+        query = select(Worker).order_by(Worker.run_id, Worker.name)
+        if run_id is not None:
+            query = query.where(Worker.run_id == run_id)
+        async with self._database.read() as session:
+            return list((await session.execute(query)).scalars())
+
+    async def worker(self, run_id: str, name: str) -> Worker:
+        """One worker of a run. Raises NotFound."""
+        async with self._database.read() as session:
+            worker = await session.get(Worker, (run_id, name))
+        if worker is None:
+            raise NotFound(f"The run {run_id} has no worker {name}.", hint="`whimbrel workers RUN` lists them.")
+        return worker
+
+    async def put_worker(self, run_id: str, name: str, *, leader: int | None = None, **columns: Any) -> None:
+        """Add a worker, or set columns of one; the timeline follows.
+
+        Raises:
+            Fenced: `epoch` is lower than the one stored, or a newer leader is in charge.
+        """
+        await self.put_workers([{"run_id": run_id, "name": name, **columns}], leader=leader)
+
+    async def put_workers(self, rows: Sequence[Mapping[str, Any]], *, leader: int | None = None) -> None:
+        """`put_worker` for several workers in one transaction; each row has run_id, name and the columns to set."""
+        if not rows:
+            return
+        now = self._clock.wall()
+        async with self._database.write(leader) as session:
+            for row in sorted(rows, key=lambda row: (row["run_id"], row["name"])):  # one order of locks: no deadlock
+                columns = {key: value for key, value in row.items() if key not in ("run_id", "name")}
+                await self._put(session, row["run_id"], row["name"], columns, now)
+
+    async def _put(
+        self, session: AsyncSession, run_id: str, name: str, columns: Mapping[str, Any], now: datetime
+    ) -> None:
+        worker = await session.get(Worker, (run_id, name), with_for_update=True)
+        if worker is None:
+            worker = Worker(run_id=run_id, name=name, role=_role(name), epoch=0, state="pending", node_id="", phase="")
+            session.add(worker)
+            before = None
+        else:
+            before = _span_key(worker)
+        if columns.get("epoch", worker.epoch) < worker.epoch:
+            raise Fenced(
+                f"Epoch {columns['epoch']} of {name} in {run_id} is old: {worker.epoch} is recorded.",
+                newest=worker.epoch,
+            )
+        _set(worker, columns)
+        worker.updated_at = now
+        after = _span_key(worker)
+        if after != before:
+            still_open = (WorkerSpan.run_id == run_id, WorkerSpan.worker == name, WorkerSpan.until.is_(None))
+            await session.execute(update(WorkerSpan).where(*still_open).values(until=now))
+            session.add(_span(worker, now))
+
+    # -- timeline
+
+    async def spans(
+        self, run_id: str, *, since: datetime | None = None, limit: int = TIMELINE_SPANS_MAX
+    ) -> list[WorkerSpan]:
+        """The newest `limit` spans that are open or ended after `since`, oldest first."""
+        query = select(WorkerSpan).where(WorkerSpan.run_id == run_id).order_by(WorkerSpan.id.desc()).limit(limit)
+        if since is not None:
+            query = query.where(or_(WorkerSpan.until.is_(None), WorkerSpan.until > since))
+        async with self._database.read() as session:
+            return list((await session.execute(query)).scalars())[::-1]
+
+    async def prune_spans(self, run_id: str, keep: int = SPANS_KEPT) -> None:
+        """Forget all ended spans of a run but the newest `keep`."""
+        newest = select(WorkerSpan.id).where(WorkerSpan.run_id == run_id).order_by(WorkerSpan.id.desc())
+        async with self._database.write() as session:
+            edge = (await session.execute(newest.offset(keep).limit(1))).scalar_one_or_none()
+            if edge is not None:
+                old = (WorkerSpan.run_id == run_id, WorkerSpan.id <= edge, WorkerSpan.until.is_not(None))
+                await session.execute(delete(WorkerSpan).where(*old))
+
+    # -- restarts
+
+    async def add_restart(
+        self,
+        run_id: str,
+        worker: str,
+        *,
+        kind: str,
+        node_id: str = "",
+        epoch: int = 0,
+        charged: bool = True,
+        fingerprint: str = "",
+        at: datetime | None = None,
+        leader: int | None = None,
+    ) -> None:
+        """Record that an epoch of a worker ended badly; the same epoch again changes nothing."""
+        async with self._database.write(leader) as session:
+            same = select(Restart.id).where(Restart.run_id == run_id, Restart.worker == worker, Restart.epoch == epoch)
+            if epoch and (await session.execute(same.limit(1))).scalar_one_or_none() is not None:
+                return
+            session.add(
+                Restart(
+                    run_id=run_id,
+                    worker=worker,
+                    node_id=node_id,
+                    epoch=epoch,
+                    kind=kind,
+                    at=at or self._clock.wall(),
+                    charged=charged,
+                    fingerprint=fingerprint,
+                )
+            )
+
+    async def restarts(self, run_id: str, *, since: datetime | None = None) -> list[Restart]:
+        """Restarts of a run's workers after `since`, oldest first."""
+        query = select(Restart).where(Restart.run_id == run_id).order_by(Restart.at, Restart.id)
+        if since is not None:
+            query = query.where(Restart.at > since)
+        async with self._database.read() as session:
+            return list((await session.execute(query)).scalars())
+
+
+def _role(name: str) -> str:
+    return "trainer" if name == "trainer" else "rollout"
+
+
+def _set(row: Node | Worker, columns: Mapping[str, Any]) -> None:
+    for name, value in columns.items():
+        assert name in row.__table__.columns, f"{row.__tablename__} has no column {name}"
+        setattr(row, name, value)
+
+
+def _span_key(worker: Worker) -> tuple[str, str, str, int]:
+    return worker.state, worker.phase, worker.node_id, worker.epoch
+
+
+def _span(worker: Worker, now: datetime) -> WorkerSpan:
+    return WorkerSpan(
+        run_id=worker.run_id,
+        worker=worker.name,
+        role=worker.role,
+        node_id=worker.node_id,
+        epoch=worker.epoch,
+        state=worker.state,
+        phase=worker.phase,
+        since=now,
+    )
+
+
+def _no_node(node_id: str) -> NotFound:
+    return NotFound(f"There is no node {node_id}.", hint="`whimbrel nodes` lists them.", node=node_id)
