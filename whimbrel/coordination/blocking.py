@@ -19,12 +19,13 @@ Answer = TypeVar("Answer")
 
 
 class BlockingEtcd:
-    """Synchronous, thread-safe access to etcd. Methods raise Unreachable as those of `Etcd` do."""
+    """Synchronous, thread-safe access to etcd. Methods raise as those of `Etcd` do."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self.endpoints = list(endpoints)
         self._loop = asyncio.new_event_loop()
         self._etcd = Etcd(endpoints)
+        self._views: set[PrefixView] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="etcd", daemon=True)
         self._thread.start()
 
@@ -46,26 +47,41 @@ class BlockingEtcd:
     def watch(self, prefix: str, callback: Callable[[dict[str, KeyValue]], None]) -> Callable[[], None]:
         """Call back from the etcd thread with all keys below a prefix, after the first list and at each change.
 
-        The callback must be quick and must not raise. The function returned ends the watch.
+        The callback must be quick and must not ask etcd itself. The function returned ends the watch.
         """
 
         async def begin() -> PrefixView:
             view = PrefixView(self.endpoints, prefix)
             view.on_change.append(lambda: callback(dict(view.items)))
             await view.start()
+            self._views.add(view)
             return view
 
+        async def end(view: PrefixView) -> None:
+            self._views.discard(view)
+            await view.close()
+
         view = self._wait(begin())
-        return lambda: self._wait(view.close())
+        return lambda: self._wait(end(view))
 
     def close(self) -> None:
-        """Close the connection and end the thread."""
+        """End all watches, close the connection and end the thread."""
+
+        async def end() -> None:
+            await asyncio.gather(*(view.close() for view in self._views), self._etcd.close())
+
         if self._thread.is_alive():
-            self._wait(self._etcd.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5.0)
+            try:
+                self._wait(end())
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(timeout=5.0)
 
     def _wait(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        assert threading.current_thread() is not self._thread, "the loop's own thread would wait for itself"
+        if not self._thread.is_alive():
+            call.close()
+            raise Unreachable("The connection to etcd was closed.", hint="This process is ending.")
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result(timeout=2 * ETCD_CALL_TIMEOUT_S)

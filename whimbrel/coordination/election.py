@@ -15,8 +15,8 @@ from whimbrel import wire
 from whimbrel.coordination import keys
 from whimbrel.coordination.etcd import Compare, Delete, Etcd
 from whimbrel.coordination.lease import LeaseKeeper
-from whimbrel.errors import Fenced
-from whimbrel.limits import LEADER_LEASE_TTL_S
+from whimbrel.errors import Corrupt, Fenced
+from whimbrel.limits import ETCD_CALL_TIMEOUT_S, LEADER_LEASE_TTL_S
 from whimbrel.wire.cluster import Leader
 
 
@@ -57,8 +57,9 @@ class Election:
                 self.epoch = self._keeper.revision
                 return True
             await self._drop()
-        await self._remove_dead_holder()
-        # The guard makes the first put a create; a put after the lease was lost must fail, since another may have led.
+        if not await self._is_free():
+            return False
+        # The guard makes each put a create: after the lease was lost another may have led, so that is a new term.
         keeper = LeaseKeeper(
             self._endpoints,
             keys.LEADER,
@@ -67,7 +68,7 @@ class Election:
             guard=Compare(keys.LEADER, "create", 0),
         )
         try:
-            await asyncio.to_thread(keeper.start)
+            await asyncio.to_thread(keeper.start, 2 * ETCD_CALL_TIMEOUT_S)
         except Fenced:
             return False
         self._keeper = keeper
@@ -90,13 +91,20 @@ class Election:
         if keeper is not None:
             await asyncio.to_thread(keeper.close, revoke=False)
 
-    async def _remove_dead_holder(self) -> None:
+    async def _is_free(self) -> bool:
+        """Whether nobody leads; the key of a holder that is provably gone is removed first."""
         found = await self._etcd.get(keys.LEADER)
         if found is None:
-            return
-        holder = wire.decode_json(found.value, Leader).holder
-        if holder == self.holder or _is_dead_here(holder):
+            return True
+        try:
+            holder = wire.decode_json(found.value, Leader).holder
+        except Corrupt:
+            return False  # a record of another release; its lease runs out like any other
+        if holder != self.holder and not _is_dead_here(holder):
+            return False
+        return (
             await self._etcd.txn([Compare(keys.LEADER, "mod", found.mod_revision)], [Delete(keys.LEADER)])
+        ).succeeded
 
 
 def _is_dead_here(holder: str) -> bool:

@@ -3,6 +3,9 @@
 The thread has its own event loop and its own connection, so that neither a blocked main loop nor a busy one lets the
 lease lapse. Time is judged with this process's monotonic clock: `valid()` turns false LEASE_MARGIN_S before etcd can
 have let the lease expire, whatever happened to the wall clock or to this process meanwhile.
+
+The newest announcement of a key wins. A keeper that finds its key under a lease of somebody else steps back: for good if
+it has a guard, else until the key is free again.
 """
 
 from __future__ import annotations
@@ -10,12 +13,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from whimbrel.coordination.etcd import Compare, Etcd, Put
-from whimbrel.errors import Fenced, Unreachable
-from whimbrel.limits import ETCD_RETRY_S, LEASE_MARGIN_S, LEASE_START_TIMEOUT_S
+from whimbrel.coordination.etcd import Compare, Etcd, KeyValue, Put, retry_pause_s
+from whimbrel.errors import Fenced, NotFound, Unreachable
+from whimbrel.limits import LEASE_MARGIN_S, LEASE_START_TIMEOUT_S
 from whimbrel.log import get_logger
+
+OWN_LEASES_KEPT: Final = 32
+"""Leases whose put may have taken effect without our knowing; older ones have expired long ago."""
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Monotonic, and where there is one, the clock that goes on while the machine sleeps: etcd's clock does."""
 
 log = get_logger("lease")
 
@@ -39,17 +49,19 @@ class LeaseKeeper:
         self.revision = 0
         """mod_revision of the key as this keeper last put it."""
         self.re_registrations = 0
-        """How often the lease was found gone and the same record was put again."""
+        """How often the lease or the key was found gone and the same record was put again."""
+        self.displaced = False
+        """Whether the key is somebody else's now."""
         self._endpoints = list(endpoints)
         self._value = value
         self._guard = guard
         self._on_fenced = on_fenced
+        self._ours: deque[int] = deque(maxlen=OWN_LEASES_KEPT)
         self._deadline = 0.0
         self._first = threading.Event()
         self._failure: Exception | None = None
         self._stopping = threading.Event()
         self._revoke = True
-        self._dirty = False
         self._wake: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._keep()), name=f"lease {key}", daemon=True)
 
@@ -62,14 +74,14 @@ class LeaseKeeper:
         """
         self._thread.start()
         if not self._first.wait(timeout_s):
-            self.close(revoke=False)
+            self.close()  # if the put comes through after all, it is taken back
             raise Unreachable(f"No lease for {self.key} within {timeout_s:.0f} s.", hint="Is etcd running?")
         if self._failure is not None:
             raise self._failure
 
     def remaining_s(self) -> float:
         """Seconds until the lease may have expired, less the safety margin; negative when it may have."""
-        return self._deadline - time.monotonic() - LEASE_MARGIN_S
+        return self._deadline - _now_s() - LEASE_MARGIN_S
 
     def valid(self) -> bool:
         """Whether the lease certainly still stands."""
@@ -78,7 +90,6 @@ class LeaseKeeper:
     def update(self, value: bytes) -> None:
         """Replace the record's value soon."""
         self._value = value
-        self._dirty = True
         self._wake()
 
     def close(self, *, revoke: bool = True) -> None:
@@ -93,7 +104,14 @@ class LeaseKeeper:
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
-        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(woken.set)
+            except RuntimeError:
+                pass  # the loop ended just now, and with it what would be woken
+
+        self._wake = wake
         try:
             await self._keep_until_stopped(woken)
         finally:
@@ -101,64 +119,77 @@ class LeaseKeeper:
 
     async def _keep_until_stopped(self, woken: asyncio.Event) -> None:
         etcd = Etcd(self._endpoints)
-        attempt = 0
+        failures = 0
         while not self._stopping.is_set():
             try:
                 await self._once(etcd)
-                attempt = 0
+                failures = 0
                 # Half of what remains, so that a missed renewal leaves time for several more.
-                pause = max(0.1, min(self.ttl_s / 3, (self._deadline - time.monotonic()) / 2))
+                pause_s = max(0.1, min(self.ttl_s / 3, (self._deadline - _now_s()) / 2))
             except Fenced as error:
                 self._fail(error)
                 break
-            except Unreachable:
-                pause = ETCD_RETRY_S[min(attempt, len(ETCD_RETRY_S) - 1)]
-                attempt += 1
+            except (Unreachable, NotFound):
+                pause_s = retry_pause_s(failures)
+                failures += 1
             except Exception:
                 # Whatever it was, a keeper that ends silently is worse than one that tries again.
                 log.exception("lease could not be renewed", key=self.key)
-                pause = ETCD_RETRY_S[-1]
+                pause_s = retry_pause_s(failures)
+                failures += 1
+            try:
+                async with asyncio.timeout(pause_s):
+                    await woken.wait()
+            except TimeoutError:
+                pass
             woken.clear()
-            if not self._stopping.is_set() and not self._dirty:
-                try:
-                    async with asyncio.timeout(pause):
-                        await woken.wait()
-                except TimeoutError:
-                    continue
         await self._leave(etcd)
 
     async def _once(self, etcd: Etcd) -> None:
-        asked_at = time.monotonic()  # before the call: etcd cannot have counted from earlier
-        remaining = await etcd.refresh_lease(self.lease) if self.lease else 0
-        if remaining <= 0:
-            await self._register(etcd)
-        else:
-            self._deadline = asked_at + remaining
-            if self._dirty:
-                self._dirty = False
-                await self._put(etcd, self.lease)
-            elif await etcd.get(self.key) is None:  # removed by someone although the lease lives
-                self.re_registrations += 1
-                await self._put(etcd, self.lease)
+        asked_at = _now_s()  # before the call: etcd cannot have counted from earlier
+        lasts_s = await etcd.refresh_lease(self.lease) if self.lease else 0
+        found = await etcd.get(self.key) if self.revision else None
+        if found is not None and found.lease not in self._ours:
+            self._step_back()
+            return
+        if lasts_s <= 0:
+            asked_at, lasts_s = _now_s(), self.ttl_s
+            lease = await etcd.grant_lease(self.ttl_s)
+            self._ours.append(lease)
+            await self._put(etcd, lease, found)
+        elif found is None or found.lease != self.lease or found.value != self._value:
+            await self._put(etcd, self.lease, found)
+        self.displaced = False
+        self._deadline = asked_at + lasts_s
         self._first.set()
 
-    async def _register(self, etcd: Etcd) -> None:
-        again = self.lease != 0
-        asked_at = time.monotonic()
-        lease = await etcd.grant_lease(self.ttl_s)
-        await self._put(etcd, lease)
-        self.lease = lease
-        self._deadline = asked_at + self.ttl_s
+    async def _put(self, etcd: Etcd, lease: int, found: KeyValue | None) -> None:
+        """Put the record. `found` is what the key was just now; at the first time, what it was does not matter."""
+        again = self.revision != 0
+        compares = [self._guard] if self._guard is not None else []
         if again:
+            compares.append(Compare(self.key, "mod", found.mod_revision if found is not None else 0))
+        done = await etcd.txn(compares, [Put(self.key, self._value, lease)])
+        if not done.succeeded:
+            await self._refuse_or_retry(etcd, lease)
+        self.lease, self.revision = lease, done.revision
+        if again and found is None:
             self.re_registrations += 1
 
-    async def _put(self, etcd: Etcd, lease: int) -> None:
-        guards = [self._guard] if self._guard is not None else []
-        done = await etcd.txn(guards, [Put(self.key, self._value, lease)])
-        if not done.succeeded:
+    async def _refuse_or_retry(self, etcd: Etcd, lease: int) -> None:
+        if lease != self.lease:
             await etcd.revoke_lease(lease)
+        if self._guard is not None and not self._guard.holds(await etcd.get(self._guard.key)):
             raise Fenced(f"{self.key} belongs to a newer owner.", hint="This process stops and writes nothing more.")
-        self.revision = done.revision
+        raise Unreachable(f"{self.key} changed while it was put.", hint="It is looked at again.")
+
+    def _step_back(self) -> None:
+        self._deadline = 0.0
+        if self._guard is not None:
+            raise Fenced(f"{self.key} was taken by another holder.", hint="This process stops and writes nothing more.")
+        if not self.displaced:
+            log.warning("another process holds this key; its record stays until it goes", key=self.key)
+        self.displaced = True
 
     def _fail(self, error: Fenced) -> None:
         self._deadline = 0.0
@@ -175,3 +206,7 @@ class LeaseKeeper:
                 pass  # it expires by itself
         self._deadline = 0.0
         await etcd.close()
+
+
+def _now_s() -> float:
+    return time.clock_gettime(_CLOCK)

@@ -1,7 +1,8 @@
-"""A private etcd on loopback, as a child of this process."""
+"""A private etcd on loopback, as a child of this process that does not outlive it."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import shutil
@@ -80,6 +81,7 @@ class EtcdServer:
         self.peer_port = free_port()
         self.log_path = log_path or data_dir.with_suffix(".log")
         self.process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
@@ -91,11 +93,11 @@ class EtcdServer:
         return self.process.pid
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start etcd and wait until it accepts connections.
+        """Start etcd and wait until it answers.
 
         Raises:
             WhimbrelError: it is not installed, its port is in use, or it ends at once.
-            TimedOut: it does not listen in time.
+            TimedOut: it does not answer in time.
         """
         require_free_port(self.client_port, "etcd", "--etcd-port")
         command = etcd_command(self.data_dir, self.client_port, self.peer_port)
@@ -104,18 +106,16 @@ class EtcdServer:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        self._guard = _guard(self.process.pid)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise WhimbrelError(f"etcd ended with code {self.process.returncode}.", hint=f"See {self.log_path}.")
-            try:
-                socket.create_connection(("127.0.0.1", self.client_port), timeout=0.5).close()
-            except OSError:
-                time.sleep(0.05)
-            else:
+            if _is_healthy(self.client_port):
                 return
+            time.sleep(0.05)
         self.kill()
-        raise TimedOut(f"etcd did not listen within {timeout_s:.0f} s.", hint=f"See {self.log_path}.")
+        raise TimedOut(f"etcd did not answer within {timeout_s:.0f} s.", hint=f"See {self.log_path}.")
 
     def stop(self) -> None:
         """End it in order, or by force after a while."""
@@ -127,12 +127,14 @@ class EtcdServer:
             self.process.wait(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        self._end_guard()
 
     def kill(self) -> None:
         """SIGKILL."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(timeout=STOP_TIMEOUT_S)
+        self._end_guard()
 
     def pause(self) -> None:
         """SIGSTOP."""
@@ -141,3 +143,37 @@ class EtcdServer:
     def resume(self) -> None:
         """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
+
+    def _end_guard(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.kill()
+            guard.wait(timeout=STOP_TIMEOUT_S)
+            assert guard.stdin is not None
+            guard.stdin.close()
+
+
+def _guard(pid: int) -> subprocess.Popen[bytes]:
+    """Kill `pid` when this process ends, however it ends: its end of the pipe closes then.
+
+    The kernel's own death signal is not used because it comes when the starting thread ends, which may be any thread.
+    """
+    return subprocess.Popen(
+        ["/bin/sh", "-c", 'read _; kill -9 "$0"', str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _is_healthy(client_port: int) -> bool:
+    """Whether etcd says that it can serve; it accepts connections before that."""
+    connection = http.client.HTTPConnection("127.0.0.1", client_port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        return b'"true"' in connection.getresponse().read(1024)
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
