@@ -198,7 +198,7 @@ AGENT_CALL_TIMEOUT_S: Final = 5.0
 # -- node agent ---------------------------------------------------------------------------------------------------------
 AGENT_POLL_S: Final = 0.25
 """How often an agent looks at its processes; an exit of its own child wakes it at once."""
-STOP_POLL_S: Final = 0.05
+STOP_POLL_S: Final = 0.1
 """The same while a worker is being stopped."""
 KILL_WAIT_S: Final = 10.0
 """A process that outlives SIGKILL this long sits in the kernel (dead disk, driver): the node takes no new workers."""
