@@ -48,10 +48,12 @@ def build(directory: Path, tell: Tell) -> None:
     torch.manual_seed(SEED)
     tell("making the tokenizer")
     tokenizer = make_tokenizer()
-    model = LlamaForCausalLM(make_config(tokenizer)).float()
+    model = LlamaForCausalLM(make_config(tokenizer))
+    model.float()
     tell(f"made a model of {sum(p.numel() for p in model.parameters()) / 1e6:.1f} million parameters")
     supervise(model, tokenizer, tell)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.bfloat16()
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
@@ -67,8 +69,8 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(END),
-        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+        eos_token_id=_token(tokenizer, END),
+        pad_token_id=_token(tokenizer, PAD),
     )
 
 
@@ -105,6 +107,12 @@ def _corpus() -> Iterator[str]:
             yield prompt.answer
 
 
+def _token(tokenizer: PreTrainedTokenizerFast, text: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(text)
+    assert isinstance(found, int), f"{text} is one token"
+    return found
+
+
 def supervise(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tell: Tell) -> None:
     """Teach the task, then make the policy unsure of it."""
     environment = open_environment(TASK, SEED)
@@ -113,7 +121,7 @@ def supervise(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tell:
     encoded = [
         tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, return_dict=False) for p in prompts
     ]
-    pad, end = (int(token) for token in tokenizer.convert_tokens_to_ids([PAD, END]))
+    pad, end = _token(tokenizer, PAD), _token(tokenizer, END)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     started, total = time.monotonic(), LEARN_STEPS + SPOIL_STEPS
     model.train()
@@ -139,10 +147,10 @@ def supervise(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tell:
 def wrong_answer(right: int, chance: random.Random) -> str:
     """One of several kinds of mistake: off by a little, wrong sign, digits swapped or repeated, no number at all."""
     kind = chance.random()
-    if kind < 0.5:
+    if kind < 0.5 or right == 0:  # 0 has no other sign, and its digits repeated are 0 again
         return str(right + chance.choice([-3, -2, -1, 1, 2, 3]))
     if kind < 0.65:
-        return str(-right) if right else "10"
+        return str(-right)
     if kind < 0.8:
         return str(right)[::-1] + "0"
     if kind < 0.9:

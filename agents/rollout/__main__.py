@@ -29,13 +29,16 @@ def main(context: WorkerContext) -> None:
         except Unreachable as error:
             log.warning("the incident could not be recorded", kind=kind, error=str(error))
 
-    def corrupt(_digest: str, message: str) -> None:
+    def arrived_corrupt(digest: str, source: str) -> None:
+        incident("corrupt_chunk", f"Chunk {digest} came with other bytes from {source}; it is fetched from elsewhere.")
+
+    def held_corrupt(_digest: str, message: str) -> None:
         incident("corrupt_chunk", message)
 
-    client = ChunkClient(context.launch.cluster_token, on_corrupt=corrupt)
+    client = ChunkClient(context.launch.cluster_token, on_corrupt=arrived_corrupt)
     environment = open_environment(context.spec.environment, context.spec.seed)
     try:
-        chunks = Chunks(client, DirectoryStore(context.cache), context.sources, corrupt)
+        chunks = Chunks(client, DirectoryStore(context.cache), context.sources, held_corrupt)
         Rollout(
             context,
             TransformersEngine.of(context.spec),

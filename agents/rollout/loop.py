@@ -105,6 +105,7 @@ class Rollout:
                 self.turn()
         finally:
             self._snapshot()
+            self._tell(time.monotonic())
             self.courier.close(FLUSH_S)
             self.follower.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -241,7 +242,7 @@ class Rollout:
 
     def _tell(self, now: float) -> None:
         self._look()
-        self._gauges["tokens_per_s"] = self._tokens / (now - self._told_at)
+        self._gauges["tokens_per_s"] = self._tokens / max(now - self._told_at, 1e-3)
         self._count("payload_bytes_received", self._chunks.bytes_received - self._told_bytes)
         self._count("tokens_wasted", self.courier.tokens_wasted - self._told_wasted)
         self._told_bytes, self._told_wasted = self._chunks.bytes_received, self.courier.tokens_wasted

@@ -17,7 +17,8 @@ from whimbrel.spec.run import RunSpec
 def load_run_file(path: Path) -> RunSpec:
     """Read and validate a TOML run file.
 
-    A relative `model` that names a folder beside the run file is made absolute.
+    A relative `model` that names a folder beside the run file is made absolute, and so is the file of an
+    `environment.entry` of the form `file.py:function`.
 
     Raises:
         SpecError: the file cannot be read, is no TOML, or does not validate.
@@ -37,6 +38,11 @@ def load_run_file(path: Path) -> RunSpec:
         beside = (path.parent / model).resolve()
         if beside.is_dir():
             document["model"] = str(beside)
+    environment = document.get("environment")
+    if isinstance(environment, dict) and isinstance(environment.get("entry"), str):
+        file, colon, function = environment["entry"].rpartition(":")
+        if file.endswith(".py") and (path.parent / file).is_file():
+            environment["entry"] = f"{(path.parent / file).resolve()}{colon}{function}"
     return parse_run_spec(document, source=str(path))
 
 

@@ -76,7 +76,11 @@ class ModelWeights:
     def bits(self, name: str) -> Bits:
         """The log's bits of a parameter as the model holds it now, flat; a copy."""
         dtype = TORCH_DTYPES[self._dtypes[name]]
-        values = self._flat[name].to(dtype).cpu().contiguous()
+        flat = self._flat[name]
+        if dtype == torch.bfloat16 and flat.dtype == torch.float32:
+            # The upper halves, which is exact also for NaN; a cast would make all NaN one.
+            return (flat.cpu().view(torch.int32).numpy().view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        values = flat.to(dtype).cpu().contiguous()
         signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
         found = values.view(signed).numpy()
         return found.view(f"u{found.dtype.itemsize}")
