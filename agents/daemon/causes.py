@@ -111,6 +111,8 @@ def _code_sentence(who: str, end: RankEnd, log_tail: str, adopted: bool) -> str:
         return said if end.cause else f"{who} found a newer owner of its part and stopped without writing (fenced)."
     if end.code == EXIT_USER_ERROR:
         return said or f"{who} says that the run's model, environment or run file is at fault (exit {end.code})."
+    if end.code == 128 + signal.SIGTERM:
+        return f"{who} stopped because somebody other than the node's agent asked it to (SIGTERM)."
     return f"{who} failed with exit code {end.code}" + (f": {said}" if said else " and printed nothing.")
 
 

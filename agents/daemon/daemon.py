@@ -27,6 +27,7 @@ from agents.daemon.views import OwnersView
 from whimbrel import ids, limits
 from whimbrel.checkpoint import DirectoryStore
 from whimbrel.clock import Clock, SystemClock, rfc3339
+from whimbrel.errors import WhimbrelError
 from whimbrel.log import get_logger
 from whimbrel.transport import ChunkServer
 from whimbrel.wire.cluster import NodeRecord
@@ -123,6 +124,8 @@ class Daemon:
             for task in tasks:  # an agent with a dead part must not look alive
                 if task.done():
                     task.result()
+            if self._owners.ended:
+                raise WhimbrelError("The view of etcd ended.", hint="Start the agent again; it adopts its workers.")
             await self._wait()
 
     def _decide(self) -> list[Action]:

@@ -44,6 +44,11 @@ class OwnersView:
         heard_at = self.heard_at()
         return self._owners.healthy and heard_at is not None and time.monotonic() - heard_at < limits.OWNERS_FRESH_S
 
+    @property
+    def ended(self) -> bool:
+        """Whether a view no longer follows etcd; then this agent would never learn of anything again."""
+        return self._owners.ended or self._specs.ended
+
     def heard_at(self) -> float | None:
         """Monotonic time at which the owners were last proven current; None before the first time."""
         return self._owners.last_confirmed or None

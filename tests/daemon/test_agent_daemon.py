@@ -251,6 +251,8 @@ def test_a_controller_away_changes_nothing_and_learns_of_every_exit(cluster: Clu
     ends = cluster.own("rollout-1")
     time.sleep(1.5)
     assert alive(stays)
+    cluster.controller.status = 401
+    wait_for(lambda: "cluster token (401)" in cluster.log.read_text(), what="a word on the wrong token")
     cluster.controller.status = 200
     name = f"{cluster.run_id}/rollout-1@{ends}"
     wait_for(lambda: name in cluster.controller.exits_seen, what="the exit of the meantime")
@@ -258,36 +260,23 @@ def test_a_controller_away_changes_nothing_and_learns_of_every_exit(cluster: Clu
     assert cluster.controller.exits_seen.count(name) == 1
 
 
-def test_a_wrong_token_is_said_plainly(cluster: Cluster) -> None:
-    cluster.controller.status = 401
+def test_stopping_a_worker_or_the_agent_leaves_no_process_and_no_key(cluster: Cluster) -> None:
     cluster.start_agent()
-    wait_for(lambda: "cluster token (401)" in cluster.log.read_text())
-
-
-def test_stopping_the_agent_leaves_no_process_and_no_key(cluster: Cluster) -> None:
-    cluster.start_agent()
-    pids = [
-        *cluster.running("trainer", cluster.own("trainer")),
-        *cluster.running("rollout-0", cluster.own("rollout-0")),
-    ]
-    assert cluster.end_agent(signal.SIGTERM) == 0
-    assert not any(alive(pid) for pid in pids)
-    assert tagged(cluster.home) == []
-    assert cluster.node() is None
-    assert len(cluster.controller.exits_seen) == 2
-
-
-def test_a_stopped_ownership_ends_the_worker_and_says_why(cluster: Cluster) -> None:
-    cluster.start_agent()
-    epoch = cluster.own("trainer")
-    pids = cluster.running("trainer", epoch)
+    trainer, rollout = cluster.own("trainer"), cluster.own("rollout-0")
+    ranks, (generating,) = cluster.running("trainer", trainer), cluster.running("rollout-0", rollout)
     cluster.controller.forgets = False
     cluster.own("trainer", state="stopped")
-    wait_for(cluster.state_of(f"trainer@{epoch}", "exited"))
-    exit_ = cluster.controller.workers()[f"trainer@{epoch}"].exit
+    wait_for(cluster.state_of(f"trainer@{trainer}", "exited"))
+    exit_ = cluster.controller.workers()[f"trainer@{trainer}"].exit
     assert exit_ is not None
     assert "Stopped by the node's agent" in exit_.cause
-    assert not any(alive(pid) for pid in pids)
+    assert not any(alive(pid) for pid in ranks)
+    assert alive(generating)
+    cluster.controller.forgets = True
+    assert cluster.end_agent(signal.SIGTERM) == 0
+    assert tagged(cluster.home) == []
+    assert cluster.node() is None
+    assert f"{cluster.run_id}/rollout-0@{rollout}" in cluster.controller.exits_seen
 
 
 def test_a_paused_agent_converges_when_it_goes_on(cluster: Cluster) -> None:
