@@ -11,9 +11,11 @@ import structlog
 
 def configure_logging(level: str = "info", *, json: bool = False) -> None:
     """Send structured log lines of this process to standard error."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    # A plain traceback: one with local variables takes seconds to draw and would print secrets.
+    console = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
+    renderer: Any = structlog.processors.JSONRenderer() if json else console
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

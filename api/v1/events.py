@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -18,7 +18,9 @@ router = APIRouter(tags=["events"])
 
 After = Annotated[int | None, Query(ge=0, lt=2**53, description="Only events with a greater id.")]
 LastEventId = Annotated[str, Header(max_length=20, description="As `after`; what browsers send on reconnecting.")]
-_STREAM = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "A page, or a stream."}}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "A page, or a stream."}
+}
 
 
 @router.get("/v1/events", response_model=models.Events, responses=_STREAM)

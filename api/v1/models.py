@@ -233,6 +233,7 @@ class Audit(_Model):
     too_stale: int
     max_staleness: int
     late_results: int
+    from_log: int
     sound: bool
     """It balances, and nothing was lost, used twice or too stale."""
     head_version: int

@@ -155,7 +155,7 @@ async def get_audit(request: Request, run: RunRef) -> models.Audit:
     services = services_of(request)
     row = await services.runs.resolve(run)
     audit = await services.ledger.audit(row.id)
-    return models.Audit(**asdict(audit), head_version=row.head_version)
+    return models.Audit(**asdict(audit), balance=audit.balance, balanced=audit.balanced, sound=audit.sound)
 
 
 def _lanes(spans: list[tables.WorkerSpan]) -> list[models.Lane]:

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
 import httpx
 import pytest
-from api.services import Services
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.services import Services
 from orchestrator.control import Controller
-from orchestrator.db import Database
+from orchestrator.db import Database, schema
 from tests.api.support import ADMIN, CLUSTER, StubController
+from whimbrel.log import configure_logging
 from whimbrel.settings import Settings
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _plain_logs() -> None:
+    configure_logging("warning")
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with this release's schema, made once: each test starts from a copy."""
+    path = tmp_path_factory.mktemp("schema") / "controller.db"
+    asyncio.run(schema.upgrade(f"sqlite+aiosqlite:///{path}"))
+    return path
+
+
 @pytest.fixture
-async def services(tmp_path: Path) -> AsyncIterator[Services]:
+async def services(tmp_path: Path, empty_database: Path) -> AsyncIterator[Services]:
     settings = Settings(home=tmp_path, token=ADMIN, cluster_token=CLUSTER)
+    shutil.copy(empty_database, tmp_path / "controller.db")
     database = Database(settings.database_url)
     await database.start()
     yield Services.build(settings, database, cast("Controller", StubController()))
