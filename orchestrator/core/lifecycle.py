@@ -28,10 +28,8 @@ def may_become(state: RunState, target: RunState) -> bool:
     return target == state or target in TRANSITIONS[state]
 
 
-def wants_workers(run: Run) -> bool:
-    """Whether the run's parts should be played. A run that never started waits until it may."""
-    if run.state in TERMINAL or run.desired == "stopped":
-        return False
+def may_start(run: Run) -> bool:
+    """Whether a run that is not over has its parts played. One that never started waits until it may."""
     return run.desired == "running" or run.state != "pending"
 
 

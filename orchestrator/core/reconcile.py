@@ -72,7 +72,7 @@ def _decide_run(draft: _Draft, run: Run) -> None:
         _stop(draft, run)
     elif lifecycle.trainer_is_done(run, health["trainer"]):
         _complete(draft, run)
-    elif lifecycle.wants_workers(run):
+    elif lifecycle.may_start(run):
         _keep_going(draft, run, health)
     else:
         _set_state(draft, run, run.state, "Paused before its start.")

@@ -164,7 +164,7 @@ async def test_another_controller_takes_over_without_restarting_a_worker(world: 
             await world.state(run.id, "running")
         async with world.controller() as second:
             await until(lambda: world.incidents.list(open=False))
-            await asyncio.sleep(6)
+            await asyncio.sleep(3)
             incidents = await world.incidents.list()
             assert [one.kind for one in incidents] == ["controller_failover"]
             assert second.leading

@@ -44,7 +44,7 @@ BOOT_S = 3.0
 class Process:
     epoch: int
     born_s: float
-    state: str = "running"  # running | paused | exited
+    state: str = "running"  # running | paused | exited | stuck (in the kernel: no signal ends it)
     exit: Exit | None = None
     ended_s: float = 0.0
     renewed_s: float = 0.0
@@ -175,7 +175,15 @@ class Cluster:
             if machine.incarnation_since_s is None:
                 machine.incarnation_since_s = self.now_s
             machine.status = {
-                key: (one.epoch, Status(one.state, self.now_s, one.exit, one.ended_s or one.born_s))  # type: ignore[arg-type]
+                key: (
+                    one.epoch,
+                    Status(
+                        "running" if one.state == "stuck" else one.state,
+                        self.now_s,
+                        one.exit,
+                        one.ended_s or one.born_s,
+                    ),
+                )  # type: ignore[arg-type]
                 for key, one in machine.processes.items()
             }
 
@@ -185,7 +193,7 @@ class Cluster:
                 key = (job.run_id, name)
                 process = machine.processes.get(key)
                 mine = owner.running and owner.node_id == machine.node_id
-                if process is not None and process.epoch < owner.epoch and process.state != "exited":
+                if process is not None and process.epoch < owner.epoch and process.state not in ("exited", "stuck"):
                     process.state, process.ended_s, process.exit = "exited", self.now_s, Exit(None, "SIGKILL")
                 if process is not None and process.state == "exited" and process.epoch < owner.epoch:
                     del machine.processes[key]

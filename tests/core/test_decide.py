@@ -20,7 +20,7 @@ from orchestrator.core.decisions import (
     StartWorker,
     StopWorker,
 )
-from orchestrator.core.world import Lease
+from orchestrator.core.world import Lease, Probe
 from tests.core.cluster import TICK_S, Cluster
 from whimbrel.errors import EXIT_FENCED, EXIT_USER_ERROR
 from whimbrel.limits import HANG_FLOOR_S, RESTART_BUDGET, STORE_HOLD_S
@@ -153,6 +153,20 @@ def test_a_stopped_run_places_nothing_and_says_stopped_only_when_every_process_e
     assert job.state == "stopped"
     assert not applied(cluster, StartWorker)
     assert not any(machine.processes for machine in cluster.machines.values() if machine.agent == "running")
+
+
+def test_a_stop_waits_for_a_process_that_no_signal_ends() -> None:
+    cluster = running()
+    job = cluster.jobs["run_0"]
+    machine = cluster.machines[job.owners["trainer"].node_id]
+    machine.processes["run_0", "trainer"].state = "stuck"
+    job.desired, job.generation = "stopped", 2
+    cluster.run_for(10)
+    assert job.state == "running"
+    assert "trainer has not ended" in job.reason
+    machine.processes["run_0", "trainer"].state = "exited"
+    cluster.run_for(3)
+    assert job.state == "stopped"
 
 
 def test_a_created_run_waits_for_its_start() -> None:
@@ -303,6 +317,26 @@ def test_one_witness_never_suffices(missing: str, name: str) -> None:
     plan = decide(dataclasses.replace(world, runs=(run,), nodes=tuple(nodes)))
     assert not [one for one in plan.decisions if isinstance(one, StartWorker | RecordIncident)]
     assert not [one for one in plan.decisions if isinstance(one, MarkNode) and one.state == "lost"]
+
+
+@pytest.mark.parametrize("sign", ["report", "probe"])
+def test_a_node_without_lease_and_with_silent_workers_is_not_lost_while_its_agent_is_heard(sign: str) -> None:
+    cluster = running()
+    cluster.kill_node("n0")
+    cluster.run_for(15)
+    world = dataclasses.replace(cluster.world(), now_s=cluster.now_s + 30)
+    now_s = world.now_s
+    lost = next(node for node in world.nodes if node.node_id == "n0")
+    assert lost.state == "lost"
+    if sign == "report":
+        heard = dataclasses.replace(lost, state="ready", reported_at_s=now_s)
+    else:
+        heard = dataclasses.replace(lost, state="ready", probe=Probe(now_s, answered=True))
+    later = dataclasses.replace(world, nodes=(heard,), runs=())
+    states = [one.state for one in decide(later).decisions if isinstance(one, MarkNode)]
+    assert states == ["unreachable"]
+    silent = dataclasses.replace(later, nodes=(dataclasses.replace(lost, state="ready"),))
+    assert [one.state for one in decide(silent).decisions if isinstance(one, MarkNode)] == ["lost"]
 
 
 def test_many_leases_gone_at_once_is_the_stores_trouble_first() -> None:
