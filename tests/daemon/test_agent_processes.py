@@ -185,8 +185,12 @@ def test_no_descendant_survives_its_worker(home: Path) -> None:
     wait_for(lambda: "ready" in output(processes))
     pids = [int(word) for word in output(processes).split() if word.isdigit()]
     assert len(pids) == 4
-    poll_until(processes, exited(processes))
-    assert not any(alive(pid) for pid in pids)
+    try:
+        poll_until(processes, exited(processes))
+        assert not any(alive(pid) for pid in pids)
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
     assert ended(processes).code == 3
 
 
