@@ -81,7 +81,7 @@ async def audit_run(session: AsyncSession, run_id: str) -> Audit:
     found = trajectories.scalar_one()
     reason = func.substr(PromptGroup.reason, 1, 60)
     dropped = select(reason, func.count()).where(PromptGroup.run_id == run_id, PromptGroup.state == "dropped")
-    reasons = (await session.execute(dropped.group_by(reason))).tuples()
+    reasons = (await session.execute(dropped.group_by(reason))).all()
     return Audit(
         run_id=run_id,
         head_version=run.head_version,

@@ -52,7 +52,7 @@ def bound(run: Run) -> Bound:
 async def places(session: AsyncSession, run: Run) -> Places:
     """Places in batches that no group has yet."""
     query = select(Batch.step, Batch.group_ids).where(Batch.run_id == run.id, Batch.committed.is_(False))
-    formed = {step: len(group_ids) for step, group_ids in (await session.execute(query)).tuples()}
+    formed = {step: len(group_ids) for step, group_ids in (await session.execute(query)).all()}
     committed = max(0, run.mirrored_version)
     holes = {step: run.groups_per_step - count for step, count in formed.items() if count < run.groups_per_step}
     return Places(run.groups_per_step, max([committed, *(step + 1 for step in formed)]), holes)
@@ -65,7 +65,7 @@ async def demand(session: AsyncSession, run_id: str) -> Counter[int]:
         .where(PromptGroup.run_id == run_id, PromptGroup.state.in_(UNBATCHED), PromptGroup.consume_by.is_not(None))
         .group_by(PromptGroup.consume_by)
     )
-    rows = (await session.execute(query)).tuples()
+    rows = (await session.execute(query)).all()
     return Counter({deadline: count for deadline, count in rows if deadline is not None})
 
 

@@ -173,7 +173,7 @@ class Ledger:
         """Groups of a run by state."""
         query = select(PromptGroup.state, func.count()).where(PromptGroup.run_id == run_id).group_by(PromptGroup.state)
         async with self._database.read() as session:
-            return dict((await session.execute(query)).tuples())
+            return dict((await session.execute(query)).all())
 
     async def worker_groups(self, run_id: str) -> dict[str, int]:
         """Leased groups of a run by worker."""
@@ -181,7 +181,7 @@ class Ledger:
             PromptGroup.run_id == run_id, PromptGroup.state == "leased"
         )
         async with self._database.read() as session:
-            return dict((await session.execute(query.group_by(PromptGroup.worker))).tuples())
+            return dict((await session.execute(query.group_by(PromptGroup.worker))).all())
 
     async def audit(self, run_id: str) -> Audit:
         """Whether the run's counts add up and every law about them holds. Raises NotFound."""

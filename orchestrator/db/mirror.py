@@ -88,9 +88,10 @@ async def _consume(session: AsyncSession, run: Run, commit: Commit, now: datetim
         session.add(batch)
     batch.group_ids, batch.epoch, batch.committed = group_ids, commit.epoch, True
     rows = await groups.named(session, run.id, [*group_ids, *planned])
+    _learn(session, run, rows, group_ids, now)
     result = Mirrored(changed=True, consumed=len(group_ids))
     for group_id, payload in commit.groups:
-        group = rows.get(group_id) or _learn(session, run, group_id, now)
+        group = rows[group_id]
         if group.consumed_count and group.step != step:
             result.consumed_twice.append(group_id)
         if group.state == "batched" and group.step != step and group.step is not None:
@@ -109,16 +110,21 @@ async def _consume(session: AsyncSession, run: Run, commit: Commit, now: datetim
     return result
 
 
-def _learn(session: AsyncSession, run: Run, group_id: str, now: datetime) -> PromptGroup:
-    """A group that this database never had: it was restored from a copy that is older than the log."""
-    index = leasing.index_of(group_id)
-    for skipped in range(run.next_index, index):
-        session.add(leasing.new_group(run.id, skipped, now))
-    run.next_index = max(run.next_index, index + 1)
-    group = leasing.new_group(run.id, index, now)
-    group.from_log = True
-    session.add(group)
-    return group
+def _learn(
+    session: AsyncSession, run: Run, rows: dict[str, PromptGroup], group_ids: Sequence[str], now: datetime
+) -> None:
+    """Add groups that this database never had to `rows`: it was restored from a copy that is older than the log.
+
+    Indexes that were passed over exist too; nobody here knows what became of them, so they are in the pool.
+    """
+    unknown = {leasing.index_of(group_id) for group_id in group_ids if group_id not in rows}
+    fresh = range(run.next_index, max(unknown, default=-1) + 1)
+    for index in sorted(unknown.union(fresh)):
+        group = leasing.new_group(run.id, index, now)
+        group.from_log = index in unknown
+        rows[group.id] = group
+        session.add(group)
+        run.next_index = max(run.next_index, index + 1)
 
 
 async def _leave(session: AsyncSession, run_id: str, step: int, group_id: str) -> None:

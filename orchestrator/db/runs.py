@@ -154,7 +154,7 @@ class RunRepository:
         """Runs by state."""
         query = select(Run.state, func.count()).group_by(Run.state)
         async with self._database.read() as session:
-            return dict((await session.execute(query)).tuples())
+            return dict((await session.execute(query)).all())
 
     async def remember(self, key: str, request_digest: str, status: int, body: Any, headers: Any) -> None:
         """Keep the answer to a request with an Idempotency-Key; the first answer stays."""

@@ -49,7 +49,7 @@ class VersionRepository:
         query = select(Version.version, Version.step_seconds, Version.metrics)
         query = query.where(Version.run_id == run_id, Version.version > after)
         async with self._database.read() as session:
-            rows = (await session.execute(query.order_by(Version.version.desc()).limit(limit))).tuples()
+            rows = (await session.execute(query.order_by(Version.version.desc()).limit(limit))).all()
             return [(version, seconds, metrics) for version, seconds, metrics in rows][::-1]
 
     async def mark_replayed(self, run_id: str, versions: Iterable[int], *, leader: int | None = None) -> None:
