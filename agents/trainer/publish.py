@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from agents.trainer.commit import HeadCommitter
 from agents.trainer.optimizer import MasterOptimizer
 from agents.trainer.place import Incidents, Place
 from whimbrel.checkpoint import Manifest, StepRecord, WeightLog, wants_anchor
+from whimbrel.commit import HeadCommitter
 from whimbrel.delta import EncodedDelta, Piece, advance
 from whimbrel.errors import Conflict, Fenced, StorageFull, TimedOut, Unreachable
 from whimbrel.limits import PUBLISH_RETRY_S, PUBLISH_WAIT_MAX_S

@@ -15,7 +15,6 @@ import torch
 
 from agents.trainer.batch import Batch, make_batch
 from agents.trainer.batches import FetchedBatch
-from agents.trainer.commit import HeadCommitter
 from agents.trainer.model_files import auxiliary_files, empty_model, load_model
 from agents.trainer.optimizer import MasterOptimizer
 from agents.trainer.place import ChunkSources, Incidents, Place
@@ -25,6 +24,7 @@ from agents.trainer.ranks import Ranks
 from agents.trainer.snapshots import SnapshotSchedule
 from agents.trainer.step import Stepper
 from whimbrel.checkpoint import HostWeights, LogReader, Manifest, StepRecord, WeightLog
+from whimbrel.commit import HeadCommitter
 from whimbrel.errors import ChainGap, Corrupt, DigestMismatch, MissingChunk, Unreachable
 from whimbrel.limits import PUBLISH_RETRY_S, PUBLISH_WAIT_MAX_S
 from whimbrel.spec import RunSpec

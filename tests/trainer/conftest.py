@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from agents.trainer.step import make_deterministic
+from tests.trainer.stage import RUN
 from tests.trainer.support import save_model
 from whimbrel.coordination import BlockingEtcd, EtcdServer, keys
 
@@ -14,20 +15,12 @@ def _deterministic() -> None:
     make_deterministic()
 
 
-@pytest.fixture(scope="session")
-def _etcd_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    server.start()
-    yield server.endpoint
-    server.stop()
-
-
 @pytest.fixture
-def etcd(_etcd_endpoint: str) -> Iterator[BlockingEtcd]:
-    """An empty etcd."""
-    client = BlockingEtcd([_etcd_endpoint])
-    for item in client.list(keys.PREFIX)[0]:
-        client.delete(item.key)
+def etcd(etcd_server: EtcdServer) -> Iterator[BlockingEtcd]:
+    """An etcd in which nobody owns the run's trainer and there is no head."""
+    client = BlockingEtcd([etcd_server.endpoint])
+    client.delete(keys.head(RUN))
+    client.delete(keys.owner(RUN, "trainer"))
     yield client
     client.close()
 

@@ -1,6 +1,6 @@
 """One rank of a two-rank trainer in a process of its own: `python -m tests.trainer.ranked ETCD ROOT MODEL EPOCH DIE_AT`.
 
-Rank 1 kills itself in the middle of step DIE_AT (-1: never). Rank 0 prints the digests at the end.
+Rank 1 kills itself in the middle of step DIE_AT (-1: never). Rank 0 says the digests at the end.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def main() -> None:
     Stepper.run = dying  # type: ignore[method-assign]
     ranks = Ranks.start(rank, world_size, place.epoch)
     trained = train(place, ranks)
-    (trained.stepper.optimizer.training_digest(), trained.stepper.policy.state_digest(), trained.replayed)
+    ends = (trained.stepper.optimizer.training_digest(), trained.stepper.policy.state_digest(), trained.replayed)
     if ranks.first:
-        pass
+        sys.stdout.write(" ".join(map(str, ("END", *ends, len(place.controller.incidents)))) + "\n")
+        sys.stdout.flush()
     ranks.close()
     os._exit(0)
 

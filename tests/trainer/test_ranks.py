@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.trainer.stage import FakePlace, own_trainer, read_head, restore
-from tests.trainer.support import make_spec
-from whimbrel.coordination import BlockingEtcd, free_port
+import pytest
 
-DEADLINE_S = 50
+from tests.trainer.stage import RUN, FakePlace, own_trainer, read_head, restore
+from tests.trainer.support import make_spec
+from whimbrel.coordination import BlockingEtcd, free_port, keys
+
+DEADLINE_S = 100
 
 
 def _start(endpoint: str, root: Path, model: str, epoch: int, die_at: int = -1) -> list[tuple[int, str]]:
@@ -36,6 +38,8 @@ def _end(outputs: list[tuple[int, str]]) -> list[str]:
     return next(line.split()[1:] for line in outputs[0][1].splitlines() if line.startswith("END"))
 
 
+@pytest.mark.faults
+@pytest.mark.timeout(300)
 def test_two_ranks_come_back_from_a_death_with_the_bits_of_an_undisturbed_run(
     tmp_path: Path, etcd: BlockingEtcd, model: str
 ) -> None:
@@ -55,6 +59,6 @@ def test_two_ranks_come_back_from_a_death_with_the_bits_of_an_undisturbed_run(
     assert [alone.stepper.optimizer.training_digest(), alone.stepper.policy.state_digest()] == [training, state]
     assert place.controller.incidents == []
 
-    etcd.delete("/whimbrel/1/heads/run_test")
+    etcd.delete(keys.head(RUN))
     undisturbed = _end(_start(endpoint, tmp_path / "b", model, own_trainer(etcd)))
     assert undisturbed[:2] == [training, state]

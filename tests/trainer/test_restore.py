@@ -13,7 +13,7 @@ from agents.trainer.step import Stepper
 from tests.trainer.stage import RUN, FakePlace, own_trainer, read_head, restore, train
 from tests.trainer.support import make_spec
 from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, MemoryStore, StepRecord, WeightLog, store_fetch
-from whimbrel.coordination import BlockingEtcd
+from whimbrel.coordination import BlockingEtcd, EtcdServer, keys
 from whimbrel.errors import Fenced, StorageFull, Unreachable
 
 
@@ -40,11 +40,10 @@ def _end(trained: Any) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, _etcd_endpoint: str, model: str) -> tuple[str, str]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, etcd_server: EtcdServer, model: str) -> tuple[str, str]:
     """Training and state digest after six steps without a failure."""
-    etcd = BlockingEtcd([_etcd_endpoint])
-    for key in (f"/whimbrel/1/heads/{RUN}",):
-        etcd.delete(key)
+    etcd = BlockingEtcd([etcd_server.endpoint])
+    etcd.delete(keys.head(RUN))
     end = _end(train(_place(tmp_path_factory.mktemp("undisturbed"), etcd, model)))
     etcd.close()
     return end
