@@ -15,13 +15,7 @@ app = typer.Typer(no_args_is_help=True)
 @app.command("upgrade")
 def upgrade() -> None:
     """Create the database, or bring it to this release's schema. Stop controllers first."""
-    from orchestrator.db import schema  # the server's packages are absent on a node that only runs agents
-
-    settings = Settings()
-    settings.home.mkdir(parents=True, exist_ok=True)
-    before = asyncio.run(schema.current(settings.database_url))
-    asyncio.run(schema.upgrade(settings.database_url))
-    after = asyncio.run(schema.current(settings.database_url))
+    before, after = asyncio.run(_upgrade(_database_url()))
     say(
         f"The database is at {after}."
         if before == after
@@ -32,7 +26,32 @@ def upgrade() -> None:
 @app.command("current")
 def current() -> None:
     """Print the database's schema revision."""
-    from orchestrator.db import schema
+    found, wanted = asyncio.run(_current(_database_url()))
+    emit(found or "none")
+    say(f"This release's schema is {wanted}.")
 
-    emit(asyncio.run(schema.current(Settings().database_url)) or "none")
-    say(f"This release's schema is {schema.head()}.")
+
+def _database_url() -> str:
+    settings = Settings()
+    settings.home.mkdir(parents=True, exist_ok=True)
+    return settings.database_url
+
+
+async def _upgrade(url: str) -> tuple[str | None, str | None]:
+    """The revisions before and after."""
+    from orchestrator.db import schema  # the server's packages are absent on a node that only runs agents
+    from orchestrator.db.engine import translated
+
+    with translated():
+        before = await schema.current(url)
+        await schema.upgrade(url)
+        return before, await schema.current(url)
+
+
+async def _current(url: str) -> tuple[str | None, str]:
+    """The database's revision, and the one that this release needs."""
+    from orchestrator.db import schema
+    from orchestrator.db.engine import translated
+
+    with translated():
+        return await schema.current(url), schema.head()

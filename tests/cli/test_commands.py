@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
-import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.cli.main import main
+from tests.cli.support import Cli
 from whimbrel import errors
 
 RUN_FILE = """
@@ -106,43 +101,6 @@ def controller() -> Iterator[Controller]:
     serving = Controller()
     yield serving
     serving.close()
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-class Cli:
-    def __init__(self, home: Path, url: str) -> None:
-        self.environment = {
-            "WHIMBREL_HOME": str(home),
-            "WHIMBREL_CONTROLLER": url,
-            "WHIMBREL_TOKEN": "secret",
-            "NO_COLOR": "1",
-            "COLUMNS": "200",
-        }
-
-    def __call__(self, *arguments: str) -> Done:
-        """Run the command line in this process: imports are most of what a process of its own would cost."""
-        out, err = io.StringIO(), io.StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            for name in [name for name in os.environ if name.startswith("WHIMBREL_")]:
-                patch.delenv(name)
-            for name, value in self.environment.items():
-                patch.setenv(name, value)
-            patch.setattr(sys, "argv", ["whimbrel", *arguments])
-            try:
-                main()
-            except SystemExit as end:
-                return Done(int(end.code or 0), out.getvalue(), err.getvalue())
-        return Done(0, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
