@@ -33,7 +33,7 @@ from whimbrel.wire.cluster import Head, NodeRecord, Ownership, Role, WorkerRecor
 from whimbrel.wire.work import Caller, Phase, Progress
 
 EXIT_STOPPED: Final = 128 + signal.SIGTERM
-EXIT_FILE: Final = "exit.json"
+EXIT_FILE: Final = "exit-{rank}.json"
 """Written into the worker's folder on an orderly end, for an agent that adopted the process and cannot wait for it."""
 NOTE_CHARS: Final = 400
 
@@ -339,7 +339,7 @@ def run_worker(main: Callable[[WorkerContext], None]) -> NoReturn:
 
 
 def _leave(context: WorkerContext | None, code: int, message: str) -> NoReturn:
-    Path(EXIT_FILE).write_bytes(msgspec.json.encode({"code": code, "message": message}))
+    Path(EXIT_FILE.format(rank=os.environ.get("RANK", "0"))).write_bytes(msgspec.json.encode({"code": code, "message": message}))
     if message:
         print(message, file=sys.stderr, flush=True)  # noqa: T201
     if context is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.cli.local import LocalCluster
-from api.cli.session import client_of, create_run, load_spec, local_cluster, prepare
+from api.cli.session import client_of, create_run, load_spec, local_cluster, prepare, wait_nodes
 from api.client import Client
 from whimbrel.coordination import free_port
 from whimbrel.settings import Settings
@@ -44,5 +44,6 @@ def local_run(run_file: str, *, max_steps: int | None, nodes: int = 3) -> Iterat
         settings = Settings(home=home)
         ports = {"port": free_port(), "etcd_port": free_port()}
         with local_cluster(settings, nodes=nodes, say=say, **ports) as cluster, client_of(cluster) as client:
+            wait_nodes(client, nodes)
             run = create_run(client, spec)
             yield LocalRun(cluster, client, run["id"])

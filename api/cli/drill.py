@@ -21,6 +21,7 @@ from api.cli.session import (
     local_cluster,
     prepare,
     summarise,
+    wait_nodes,
 )
 from api.cli.up import (
     DEFAULT_ETCD_PORT,
@@ -69,6 +70,7 @@ def drill(
     with local_cluster(settings, nodes=nodes, port=port, etcd_port=etcd_port, say=say) as cluster:
         say(f"dashboard  {dashboard_url(cluster)}")
         with client_of(cluster) as client:
+            wait_nodes(client, nodes)
             run = create_run(client, spec)
             say(f"run        {run['name']} ({run['id']})")
             director = Director(cluster, client, run["id"], say)

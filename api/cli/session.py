@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from api.cli.local import LocalCluster
 from api.client import Client
-from whimbrel.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Conflict, Unreachable, UsageError, WhimbrelError
+from whimbrel.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Conflict, TimedOut, Unreachable, UsageError, WhimbrelError
 from whimbrel.settings import Settings
 from whimbrel.spec import RunSpec, load_run_file
 
@@ -20,6 +20,7 @@ Say = Callable[[str], None]
 Json = dict[str, Any]
 
 POLL_S: Final = 0.5
+JOIN_TIMEOUT_S: Final = 60.0
 TERMINAL: Final = ("completed", "failed", "stopped")
 REWARD_WINDOW: Final = 5
 """Steps at either end that the summary averages, since one step's reward is noisy."""
@@ -54,6 +55,24 @@ def prepare(spec: RunSpec, home: Path) -> None:
         *_, message, hint = ["", "", *done.stderr.rstrip("\n").split("\n")]
         kind = UsageError if done.returncode == EXIT_USAGE else WhimbrelError
         raise kind(message or "The run could not be prepared.", hint=hint)
+
+
+def wait_nodes(client: Client, count: int) -> None:
+    """Wait until the cluster's nodes have joined, so that the first placement sees all of them.
+
+    Raises:
+        TimedOut: they did not join in time.
+    """
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
+    ready = 0
+    while time.monotonic() < deadline:
+        ready = sum(1 for node in client.nodes() if node["state"] == "ready")
+        if ready >= count:
+            return
+        time.sleep(0.2)
+    raise TimedOut(
+        f"Only {ready} of {count} node agents joined within {JOIN_TIMEOUT_S:.0f} s.", hint="Their logs are in HOME/logs."
+    )
 
 
 def create_run(client: Client, spec: RunSpec) -> Json:

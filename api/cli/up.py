@@ -20,6 +20,7 @@ from api.cli.session import (
     local_cluster,
     prepare,
     summarise,
+    wait_nodes,
 )
 from whimbrel.errors import EXIT_OK
 from whimbrel.settings import Settings
@@ -65,6 +66,7 @@ def up(
             _serve()
             return
         with client_of(cluster) as client:
+            wait_nodes(client, nodes)
             run = create_run(client, spec)
             say(f"run        {run['name']} ({run['id']})")
             run = Follower(client, run["id"], say).until_end()
