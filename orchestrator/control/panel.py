@@ -88,7 +88,7 @@ class Panel:
                 part = (run.run_id, worker.name)
                 row = self._row(world, run, worker)
                 if row != self._shown.get(part) or part in self._signals.changed:
-                    rows.append({"run_id": run.run_id, "name": worker.name, **row, **self._progress(part, worker)})
+                    rows.append({"run_id": run.run_id, "name": worker.name, **self._progress(part, worker), **row})
                     self._shown[part] = row
         self._signals.changed.clear()
         if rows:
@@ -98,7 +98,9 @@ class Panel:
         state, reason = _state(world, run, worker)
         row: dict[str, Any] = {"role": worker.role, "state": state, "reason": reason}
         if worker.owner is not None:
-            row |= {"node_id": worker.owner.node_id, "epoch": worker.owner.epoch, "start": worker.owner.start}
+            owner = worker.owner
+            pids = self._signals.pids(owner.node_id, run.run_id, worker.name, owner.epoch)
+            row |= {"node_id": owner.node_id, "epoch": owner.epoch, "start": owner.start, "pids": pids}
         if worker.status is not None and worker.status.exit is not None:
             ended = worker.status.exit
             row["exit"] = {"code": ended.code, "signal": ended.signal, "cause": ended.cause}

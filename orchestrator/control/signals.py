@@ -161,6 +161,14 @@ class Signals:
         signs = self.workers.get((run_id, worker))
         return signs.progress.gauges if signs is not None else {}
 
+    def pids(self, node_id: str, run_id: str, worker: str, epoch: int) -> list[int]:
+        """The processes of this epoch that the node's agent has reported and that have not ended."""
+        signs = self.agents.get(node_id)
+        for status in signs.report.workers if signs is not None else ():
+            if (status.run_id, status.worker, status.epoch) == (run_id, worker, epoch) and status.state != "exited":
+                return list(status.pids)
+        return []
+
     def log_tail(self, run_id: str, worker: str, epoch: int) -> str:
         """The end of the log that an agent sent with the exit of this epoch, or an empty text."""
         for signs in self.agents.values():

@@ -107,7 +107,7 @@ class FakeNode:
             return
         self.sequence += 1
         status = [
-            WorkerStatus(run_id=run, worker=name, epoch=one.epoch, state=one.state, exit=one.exit)  # type: ignore[arg-type]
+            WorkerStatus(run_id=run, worker=name, epoch=one.epoch, state=one.state, exit=one.exit, pids=[7])  # type: ignore[arg-type]
             for (run, name), one in self.workers.items()
         ]
         reply = controller.signals.agent_report(

@@ -104,8 +104,13 @@ async def test_a_run_starts_recovers_its_trainer_and_completes(world: World) -> 
         assert incident.cost["steps_lost"] == 0
         assert incident.cost["replayed_steps"] == 2
         assert incident.failed_at <= incident.detected_at <= incident.decided_at <= incident.recovered_at
-        assert [name for name, _ in node.started] == ["trainer", "rollout-0", "rollout-1", "trainer"]
+        assert sorted(name for name, _ in node.started) == ["rollout-0", "rollout-1", "trainer", "trainer"]
         assert (await world.runs.get(run.id)).recoveries == 1
+
+        trainer = await until(lambda: _shown(world, run.id, "trainer", 2))
+        assert (trainer.phase, trainer.node_id, trainer.pids) == ("working", "n1", [7])
+        spans = await world.fleet.spans(run.id, since=run.created_at, limit=100)
+        assert {span.state for span in spans if span.worker == "trainer"} >= {"running"}
 
         await log.commit()
         node.heads[run.id] = 3
@@ -119,6 +124,11 @@ async def test_a_run_starts_recovers_its_trainer_and_completes(world: World) -> 
 
 async def _mirrored(world: World, run_id: str, version: int) -> bool:
     return (await world.runs.get(run_id)).mirrored_version >= version
+
+
+async def _shown(world: World, run_id: str, name: str, start: int) -> Any:
+    worker = await world.fleet.worker(run_id, name)
+    return worker if worker.start == start and worker.state == "running" else None
 
 
 async def _all_in(world: World, run_id: str, state: str) -> list[Any]:
