@@ -123,6 +123,12 @@ TRANSFER_STREAMS: Final = 4
 """Parallel TCP connections of one chunk client."""
 TRANSFER_RETRIES: Final = 5
 """Attempts for one chunk over all sources before the transfer fails."""
+TRANSFER_DEADLINE_S: Final = 120.0
+"""No new attempt for a chunk begins after this; one that advances is not cut off."""
+CHUNK_DISK_THREADS: Final = 8
+"""Reads and writes of one chunk server under way at the same time; a dead disk stops these and nothing else."""
+CHUNK_PUTS_MAX: Final = 8
+"""Chunks that one chunk server receives at the same time: each is held in memory until its digest is known."""
 CONNECTIONS_MAX: Final = 256
 """Open connections of one chunk server."""
 IDLE_TIMEOUT_S: Final = 120.0

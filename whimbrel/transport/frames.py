@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from whimbrel.errors import Corrupt
+from whimbrel.errors import Corrupt, Unreachable, WhimbrelError
 from whimbrel.limits import FRAME_MAX_BYTES
 
 LENGTH: Final = struct.Struct(">I")
@@ -54,6 +54,7 @@ class Reply(msgspec.Struct, frozen=True):
     ok: bool
     code: str = ""
     message: str = ""
+    hint: str = ""
     nbytes: int = 0
     """Raw bytes that follow."""
     size: int = -1
@@ -63,6 +64,38 @@ class Reply(msgspec.Struct, frozen=True):
 
 _requests = msgspec.msgpack.Decoder(Request)
 _replies = msgspec.msgpack.Decoder(Reply)
+
+
+def _codes(kind: type[WhimbrelError]) -> dict[str, type[WhimbrelError]]:
+    codes = {kind.code: kind}
+    for narrower in kind.__subclasses__():
+        codes = _codes(narrower) | codes
+    return codes
+
+
+_errors: Final = _codes(WhimbrelError)
+
+
+def refusal(error: WhimbrelError) -> Reply:
+    """The reply that carries an error to the other side."""
+    return Reply(ok=False, code=error.code, message=error.message, hint=error.hint)
+
+
+def error_of(reply: Reply) -> WhimbrelError:
+    """The error that a refusal carries."""
+    return _errors.get(reply.code, WhimbrelError)(reply.message, hint=reply.hint)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[address]:port`.
+
+    Raises:
+        Unreachable: it is no address, so that nobody can be there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise Unreachable(f"{address!r} is no address of the form host:port.", hint="Is that node registered?")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def pack(message: Request | Reply) -> bytes:
