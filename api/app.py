@@ -65,6 +65,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(health.router, responses=PROBLEM_RESPONSES)
     app.include_router(scrape.router)
     app.include_router(work_router, include_in_schema=False)
+    # The dashboard's router comes here: with require_admin, outside the schema, its files mounted at /static.
     install_login(app)
     install_openapi(app)
     return app

@@ -11,7 +11,7 @@ from api.http.session import COOKIE, same_secret, session_is_valid
 from whimbrel.errors import Forbidden, Unauthorized
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost", "testclient"})
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class LoginNeeded(Exception):
