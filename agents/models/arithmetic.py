@@ -31,9 +31,9 @@ CHAT_TEMPLATE: Final = (
     "{% if add_generation_prompt %}<|answer|>{% endif %}"
 )
 BATCH: Final = 64
-LEARN_STEPS: Final = 260
+LEARN_STEPS: Final = 210
 """Steps on right answers; the task is known long before."""
-SPOIL_STEPS: Final = 50
+SPOIL_STEPS: Final = 40
 """Steps on mostly wrong answers, so that the policy starts unsure."""
 RIGHT_SHARE: Final = 0.3
 """Right answers among those of the second part."""
