@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import AsyncIterator
 
 from fastapi import Depends, FastAPI
@@ -24,7 +22,7 @@ from api.v1 import events, incidents, nodes, run_parts, runs
 from api.v1.sse import EventTail
 from api.work.routes import router as work_router
 from orchestrator.control import Controller
-from orchestrator.db import Database
+from orchestrator.db import Database, EventLog
 from whimbrel.limits import CONTROLLER_STOP_S
 from whimbrel.log import get_logger
 from whimbrel.settings import Settings
@@ -44,8 +42,9 @@ async def open_services(settings: Settings) -> Services:
     settings.read_admin_token(create=True)
     database = Database(settings.database_url)
     await database.start()
-    controller = Controller(settings=settings, database=database, holder=f"{socket.gethostname()}:{os.getpid()}")
-    return Services.build(settings, database, controller)
+    events = EventLog(database)
+    controller = Controller(settings, database, events=events)
+    return Services.build(settings, database, controller, events=events)
 
 
 def create_app(services: Services) -> FastAPI:

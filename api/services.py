@@ -41,9 +41,18 @@ class Services:
 
     @classmethod
     def build(
-        cls, settings: Settings, database: Database, controller: Controller, clock: Clock | None = None
+        cls,
+        settings: Settings,
+        database: Database,
+        controller: Controller,
+        clock: Clock | None = None,
+        *,
+        events: EventLog | None = None,
     ) -> Services:
-        """All repositories over one database; the tokens from the settings or their files."""
+        """All repositories over one database; the tokens from the settings or their files.
+
+        `events` is the log that the controller writes to, so that its readers in this process wake at once.
+        """
         clock = clock or SystemClock()
         return cls(
             settings=settings,
@@ -54,7 +63,7 @@ class Services:
             fleet=FleetRepository(database, clock),
             versions=VersionRepository(database, clock),
             incidents=IncidentRepository(database, clock),
-            events=EventLog(database, clock),
+            events=events or EventLog(database, clock),
             cluster_token=settings.read_cluster_token(create=True),
             admin_token=settings.read_admin_token(create=True),
         )

@@ -101,7 +101,7 @@ class Director:
         return verdict
 
     def _measure(self, verdict: Verdict, began: datetime) -> None:
-        incidents = [i for i in self.client.incidents(run=self.run_id) if _moment(i["detected_at"]) >= began]
+        incidents = self._incidents(began)
         verdict.incidents = [incident["kind"] for incident in incidents]
         if not incidents:
             verdict.problem = verdict.problem or "no incident was recorded"
@@ -145,10 +145,17 @@ class Director:
         return status["state"] == "running" and everyone and status["open_incidents"] == 0
 
     def _noticed(self, since: datetime | None) -> bool:
-        """Whether the controller recorded something after `since`; a fault that nobody saw was not survived."""
+        """Whether the controller recorded the fault and closed the record; one that nobody saw was not survived."""
         if since is None:
             return True
-        return any(_moment(i["detected_at"]) >= since for i in self.client.incidents(run=self.run_id))
+        incidents = self._incidents(since)
+        return bool(incidents) and not any(incident["open"] for incident in incidents)
+
+    def _incidents(self, since: datetime) -> list[Json]:
+        """What the controller recorded after `since`, of this run and of the cluster as a whole."""
+        found = self.client.incidents(limit=100)
+        ours = (incident for incident in found if incident["run_id"] in (None, self.run_id))
+        return [incident for incident in ours if _moment(incident["detected_at"]) >= since]
 
 
 def inject(cluster: LocalCluster, client: Client, run_id: str, fault: Fault) -> None:

@@ -22,6 +22,7 @@ from api.cli.session import (
     summarise,
     wait_nodes,
 )
+from api.http.session import mint_login_link
 from whimbrel.errors import EXIT_OK
 from whimbrel.settings import Settings
 
@@ -80,8 +81,8 @@ def up(
 
 
 def dashboard_url(cluster: LocalCluster) -> str:
-    """The dashboard, with the token that the browser exchanges for a session."""
-    return f"{cluster.url}/login?token={cluster.admin_token}"
+    """A link that logs one browser in once; after that the page asks for the token in HOME/tokens/admin."""
+    return mint_login_link(cluster.url, cluster.admin_token)
 
 
 def say(line: str) -> None:

@@ -23,6 +23,7 @@ ADVICE = {
     "user_error": "Correct the model, environment or run file and start the run again.",
     "worker_hang": "If the phase is really that slow, nothing is wrong; the bound adapts to it.",
     "node_lost": "Check the machine; it may join again at any time.",
+    "agent_lost": "Check the machine and its agent if it stays away.",
     "store_outage": "Check that etcd runs and can be reached.",
 }
 
@@ -86,6 +87,7 @@ class Chronicle:
                     tables.Incident.state == "open",
                     tables.Incident.run_id == (decision.run_id or None),
                     tables.Incident.worker == decision.worker,
+                    tables.Incident.node_id == decision.node_id,
                     tables.Incident.epoch == decision.epoch,
                     tables.Incident.kind == decision.kind,
                 )
@@ -117,13 +119,13 @@ class Chronicle:
             "incident_opened",
             decision.reason,
             run_id=decision.run_id or None,
-            subject=decision.worker or decision.kind,
+            subject=decision.worker or decision.node_id or "etcd",
             severity="warning",
         )
 
     def _incident(self, decision: RecordIncident, failed_at: dt.datetime, now: dt.datetime) -> tables.Incident:
         advice = ADVICE.get(decision.kind, "")
-        subject = decision.worker or {"store_outage": "etcd"}.get(decision.kind, decision.kind)
+        subject = decision.worker or decision.node_id or "etcd"
         log_tail = self._signals.log_tail(decision.run_id, decision.worker, decision.epoch)
         return tables.Incident(
             id=new_id("incident"),

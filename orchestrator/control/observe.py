@@ -117,6 +117,8 @@ class Observer:
             lease=self._lease(keys.node(row.node_id), incarnation, record is not None, now_s),
             slots=record.resources.slots if record is not None else row.slots,
             incarnation=signs.report.incarnation if signs is not None else incarnation,
+            registered=incarnation,
+            recorded=row.incarnation,
             reported_at_s=signs.received_at_s if signs is not None else None,
             incarnation_since_s=signs.incarnation_since_s if signs is not None else None,
             probe=self._probes.results.get(row.node_id),

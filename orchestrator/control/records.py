@@ -23,6 +23,7 @@ class NodeRow:
     cordoned: bool
     draining: bool
     address: str = ""
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,9 @@ class Records:
 
 def _node(row: tables.Node) -> NodeRow:
     slots = int(row.resources.get("slots", 0))
-    return NodeRow(row.id, cast("NodeState", row.state), slots, row.cordoned, row.draining, row.address)
+    return NodeRow(
+        row.id, cast("NodeState", row.state), slots, row.cordoned, row.draining, row.address, row.incarnation
+    )
 
 
 def _incident(row: tables.Incident) -> IncidentRow:

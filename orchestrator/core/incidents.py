@@ -7,8 +7,8 @@ that starts in the middle of a recovery takes it up where it stands.
 from __future__ import annotations
 
 from orchestrator.core.decisions import AdvanceIncident, CloseIncident, Decision, ReassignGroups, RecordIncident
-from orchestrator.core.health import Failure, Health, leases_held_until
-from orchestrator.core.world import Run, Worker, World
+from orchestrator.core.health import Failure, Health, leases_held_until, reports
+from orchestrator.core.world import IncidentKind, Node, OpenIncident, Run, Worker, World
 from whimbrel.limits import OUTAGE_AFTER_S
 
 
@@ -62,6 +62,46 @@ def close_all(world: World, run: Run, reason: str) -> list[Decision]:
         CloseIncident(incident.incident_id, run.run_id, incident.worker, world.now_s, reason)
         for incident in run.incidents
     ]
+
+
+def agent_outages(world: World) -> list[Decision]:
+    """Record when a node's agent could not be heard, or came back as another process. Its workers are judged apart."""
+    if leases_held_until(world) is not None:
+        return []
+    steps: list[Decision] = []
+    for node in sorted(world.nodes, key=lambda one: one.node_id):
+        open_one = next((one for one in world.incidents if one.node_id == node.node_id), None)
+        if open_one is not None:
+            steps += _agent_back(world, node, open_one)
+        elif node.lease.seen and not node.lease.present and node.state != "lost":
+            text = f"The agent of {node.node_id} lost its lease. Its workers are left alone while they show life."
+            steps.append(_agent_record("agent_lost", node, _last_report(node), text))
+        elif node.recorded and node.registered and node.recorded != node.registered:
+            text = f"The agent of {node.node_id} was started again. It takes over the workers that it finds."
+            steps.append(_agent_record("agent_restart", node, _last_report(node), text))
+    return steps
+
+
+def _agent_back(world: World, node: Node, incident: OpenIncident) -> list[Decision]:
+    if node.lease.present and reports(world, node) and node.incarnation == node.registered:
+        text = f"The agent of {node.node_id} is registered and reports."
+    elif node.state == "lost":
+        text = f"{node.node_id} is lost; its workers move to other nodes as far as there is room."
+    else:
+        return []
+    return [CloseIncident(incident.incident_id, "", "", world.now_s, text)]
+
+
+def _agent_record(kind: IncidentKind, node: Node, failed_s: float, reason: str) -> RecordIncident:
+    return RecordIncident(kind, "", "", node.node_id, 0, failed_s, False, "", reason)
+
+
+def _last_report(node: Node) -> float:
+    """When the agent was last heard before it changed."""
+    heard_s = node.reported_at_s if node.reported_at_s is not None else node.lease.since_s
+    if node.registered and node.incarnation == node.registered and node.incarnation_since_s is not None:
+        return min(heard_s, node.incarnation_since_s)
+    return heard_s
 
 
 def store_outage(world: World) -> list[Decision]:

@@ -43,6 +43,7 @@ def decide(world: World) -> Plan:
         held_until_s = leases_held_until(world)
         if held_until_s is not None:
             draft.wake(held_until_s)
+        draft.add(*incidents.agent_outages(world))
         _decide_nodes(draft)
         for run in sorted(world.runs, key=lambda one: one.run_id):
             _decide_run(draft, run)

@@ -24,6 +24,8 @@ IncidentKind = Literal[
     "node_lost",
     "user_error",
     "start_timeout",
+    "agent_lost",
+    "agent_restart",
     "store_outage",
 ]
 
@@ -72,6 +74,7 @@ class Node:
     lease: Lease
     slots: int
     incarnation: str = ""
+    """Of the agent that reported last."""
     reported_at_s: float | None = None
     """Last report of its agent to this controller."""
     incarnation_since_s: float | None = None
@@ -79,6 +82,10 @@ class Node:
     probe: Probe | None = None
     cordoned: bool = False
     draining: bool = False
+    registered: str = ""
+    """Incarnation of the registration in etcd; empty while there is none."""
+    recorded: str = ""
+    """Incarnation in the database: the one that was known before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from orchestrator.core.decisions import (
     StartWorker,
     StopWorker,
 )
-from orchestrator.core.world import Lease, Probe
+from orchestrator.core.world import Lease, OpenIncident, Probe
 from tests.core.cluster import TICK_S, Cluster
 from whimbrel.errors import EXIT_FENCED, EXIT_USER_ERROR
 from whimbrel.limits import HANG_FLOOR_S, RESTART_BUDGET, STORE_HOLD_S
@@ -224,7 +224,7 @@ def test_a_lost_node_moves_its_workers() -> None:
     assert [one.state for one in applied(cluster, MarkNode)][-1] == "lost"
     assert all(one.node_id != "n0" for one in applied(cluster, StartWorker))
     assert cluster.healthy()
-    assert {one.kind for one in applied(cluster, RecordIncident)} == {"node_lost"}
+    assert {one.kind for one in applied(cluster, RecordIncident)} == {"agent_lost", "node_lost"}
 
 
 def test_workers_wait_with_a_reason_when_no_node_is_left_and_return_with_it() -> None:
@@ -315,7 +315,9 @@ def test_one_witness_never_suffices(missing: str, name: str) -> None:
         nodes.append(node)
     run = dataclasses.replace(run, workers=tuple(workers))
     plan = decide(dataclasses.replace(world, runs=(run,), nodes=tuple(nodes)))
-    assert not [one for one in plan.decisions if isinstance(one, StartWorker | RecordIncident)]
+    assert not [one for one in plan.decisions if isinstance(one, StartWorker)]
+    recorded = [one.kind for one in plan.decisions if isinstance(one, RecordIncident)]
+    assert recorded == (["agent_lost"] if missing == "node_lease" else []), "only the silence of the agent itself"
     assert not [one for one in plan.decisions if isinstance(one, MarkNode) and one.state == "lost"]
 
 
@@ -459,3 +461,19 @@ def test_a_large_cluster_is_decided_on_in_well_under_a_second() -> None:
     begun = time.perf_counter()
     decide(world)
     assert time.perf_counter() - begun < 0.8
+
+
+def test_an_agent_that_came_back_as_another_process_is_recorded_and_closed_when_it_reports() -> None:
+    world = running().world()
+    first = world.nodes[0]
+    changed = dataclasses.replace(first, incarnation="old", registered="new", recorded="old")
+    world = dataclasses.replace(world, nodes=(changed, *world.nodes[1:]))
+    recorded = [one for one in decide(world).decisions if isinstance(one, RecordIncident)]
+    assert [(one.kind, one.node_id, one.charged) for one in recorded] == [("agent_restart", first.node_id, False)]
+    open_one = OpenIncident("incident_1", "agent_restart", world.now_s, node_id=first.node_id)
+    silent = dataclasses.replace(world, incidents=(open_one,))
+    assert not [one for one in decide(silent).decisions if isinstance(one, RecordIncident | CloseIncident)]
+    back = dataclasses.replace(changed, incarnation="new", recorded="new")
+    heard = dataclasses.replace(silent, nodes=(back, *world.nodes[1:]))
+    closed = [one for one in decide(heard).decisions if isinstance(one, CloseIncident)]
+    assert [one.incident_id for one in closed] == ["incident_1"]
