@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable
 
+import pytest
 from aetcd import rpc
 
-from whimbrel.coordination import BlockingEtcd, Compare, Delete, Etcd, EtcdServer, PrefixView, Put
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> float:
-    """Wait for a condition; returns the seconds it took, fails when it does not come."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < timeout_s, "the condition did not come true"
-        await asyncio.sleep(0.02)
-    return time.monotonic() - began
+from tests.coordination.waiting import until
+from whimbrel.coordination import BlockingEtcd, Change, Compare, Delete, Etcd, EtcdServer, PrefixView, Put
+from whimbrel.coordination.etcd import Watch
 
 
 async def test_a_transaction_changes_all_keys_in_one_revision_or_none(etcd_server: EtcdServer) -> None:
@@ -70,15 +64,20 @@ async def test_a_view_converges_after_etcd_was_killed_and_started_again(own_etcd
         await thing.close()
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_a_stopped_etcd_is_noticed_although_its_connections_stay_open(own_etcd: EtcdServer) -> None:
     view = PrefixView([own_etcd.endpoint], "/v/")
     await view.start()
     assert await view.wait_ready(5)
-    await until(lambda: view.healthy)
     own_etcd.pause()
-    await until(lambda: not view.healthy)
-    own_etcd.resume()
-    await until(lambda: view.healthy)
+    try:
+        stopped_at = time.monotonic()
+        view._take([Change("/v/late", 1, None)])  # one that was still under way proves nothing about now
+        await until(lambda: not view.healthy)
+        assert view.last_confirmed < stopped_at
+    finally:
+        own_etcd.resume()
+    await until(lambda: view.healthy and view.last_confirmed > stopped_at)
     await view.close()
 
 
@@ -111,3 +110,78 @@ def test_the_blocking_face_watches_from_its_own_thread(etcd_server: EtcdServer) 
     assert seen[-1] == {"/block/1"}
     stop()
     etcd.close()
+
+
+async def test_a_change_that_the_watch_lost_is_found_all_the_same(
+    etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd = Etcd([etcd_server.endpoint])
+    await etcd.put("/lost/old", b"0")
+    view = PrefixView([etcd_server.endpoint], "/lost/")
+
+    async def deaf(_watch: Watch, timeout_s: float) -> list[Change] | None:
+        await asyncio.sleep(timeout_s)
+        return None
+
+    monkeypatch.setattr(Watch, "read", deaf)
+    await view.start()
+    await until(lambda: set(view.items) == {"/lost/old"})
+    await etcd.put("/lost/new", b"1")
+    await until(lambda: set(view.items) == {"/lost/old", "/lost/new"}, timeout_s=5)
+    await etcd.delete("/lost/old")
+    await until(lambda: set(view.items) == {"/lost/new"}, timeout_s=5)
+    assert view.losses == 0
+    await view.close()
+    await etcd.close()
+
+
+async def test_a_transaction_is_seen_whole_or_not_at_all(etcd_server: EtcdServer) -> None:
+    etcd = Etcd([etcd_server.endpoint])
+    view = PrefixView([etcd_server.endpoint], "/whole/")
+    seen: list[set[bytes]] = []
+    view.on_change.append(lambda: seen.append({item.value for item in view.items.values()}))
+    await view.start()
+    for number in range(60):
+        value = str(number).encode()
+        await etcd.txn([], [Put("/whole/a", value), Put("/whole/b", value)])
+    await until(lambda: bool(seen) and seen[-1] == {b"59"})
+    assert all(len(values) <= 1 for values in seen)
+    await view.close()
+    await etcd.close()
+
+
+async def test_a_callback_that_fails_neither_ends_the_view_nor_silences_the_others(etcd_server: EtcdServer) -> None:
+    etcd = Etcd([etcd_server.endpoint])
+    view = PrefixView([etcd_server.endpoint], "/callback/")
+    heard: list[int] = []
+    view.on_change += [lambda: 1 // 0, lambda: heard.append(len(view.items))]
+    await view.start()
+    await etcd.put("/callback/a", b"1")
+    await until(lambda: 1 in heard)
+    await etcd.put("/callback/b", b"1")
+    await until(lambda: 2 in heard)
+    assert view.healthy
+    await view.close()
+    await etcd.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_view_converges_whatever_happens_to_its_connection(etcd_server: EtcdServer, seed: int) -> None:
+    chance = random.Random(seed)
+    prefix = f"/storm{seed}/"
+    etcd = Etcd([etcd_server.endpoint])
+    view = PrefixView([etcd_server.endpoint], prefix)
+    await view.start()
+    for _ in range(150):
+        key = f"{prefix}{chance.randrange(8)}"
+        match chance.randrange(10):
+            case 0 if view._etcd._client is not None:
+                await view._etcd._drop(view._etcd._client)
+            case 1 | 2 | 3:
+                await etcd.delete(key)
+            case _:
+                await etcd.put(key, str(chance.random()).encode())
+    truth = {item.key: item for item in (await etcd.list(prefix))[0]}
+    await until(lambda: view.healthy and view.items == truth)
+    await view.close()
+    await etcd.close()

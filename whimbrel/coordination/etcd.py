@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar
 
 import aetcd
 from aetcd import rpc
@@ -32,7 +32,7 @@ _CHANNEL_OPTIONS: Final = {
     "grpc.max_reconnect_backoff_ms": 1_000,
     # Each client has a channel of its own, so that a lease's connection is never shared with a watch.
     "grpc.use_local_subchannel_pool": 1,
-    # A whole prefix comes in one answer, and gRPC would refuse it above 4 MiB.
+    # A whole prefix comes in one answer, and gRPC would take no more than 4 MiB.
     "grpc.max_receive_message_length": ETCD_ANSWER_MAX_BYTES,
 }
 # Answers that say no to this request; on anything else the connection is given up and the outcome is unknown.
@@ -190,7 +190,7 @@ class Etcd:
             sort_order=rpc.RangeRequest.DESCEND,
             sort_target=rpc.RangeRequest.MOD,
         )
-        found = await self._call(lambda client: client.kvstub.Range(request, timeout=self.timeout_s))
+        found = await self._call(lambda client: client.kvstub.Range(request))
         return int(found.count), max((int(item.mod_revision) for item in found.kvs), default=0)
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
@@ -208,7 +208,7 @@ class Etcd:
             compare=[_compare(compare) for compare in compares],
             success=[_operation(operation) for operation in operations],
         )
-        done = await self._call(lambda client: client.kvstub.Txn(request, timeout=self.timeout_s))
+        done = await self._call(lambda client: client.kvstub.Txn(request))
         return TxnResult(bool(done.succeeded), int(done.header.revision))
 
     async def grant_lease(self, ttl_s: int) -> int:
@@ -272,9 +272,8 @@ class Etcd:
     async def _connected(self) -> Any:
         if self._client is None:
             host, _, port = self.endpoints[self._next % len(self.endpoints)].rpartition(":")
-            self._client = aetcd.Client(
-                host=host, port=int(port), timeout=cast("int", self.timeout_s), options=_CHANNEL_OPTIONS
-            )
+            # No timeout of gRPC's: it counts with the wall clock, which may be stepped. `_call` bounds every call.
+            self._client = aetcd.Client(host=host, port=int(port), options=_CHANNEL_OPTIONS)
             await self._client.connect()
         return self._client
 
@@ -307,7 +306,7 @@ def _refusal(error: Exception) -> WhimbrelError | None:
             "etcd takes no writes: its database is full.",
             hint="Compact and defragment it, then `etcdctl alarm disarm`; see its --quota-backend-bytes.",
         )
-    if answer.code() in _REFUSALS:
+    if answer.code() in _REFUSALS or "larger than max" in details:
         return WhimbrelError(f"etcd refuses: {details}", hint="This is a defect, or etcd is set up in another way.")
     return None
 
