@@ -145,10 +145,11 @@ class TrainerLoop:
         )
 
     def _keep_beside(self, manifest: Manifest) -> None:
-        """Snapshot and anchor when they are due; rank 0's clock decides for all."""
+        """Snapshot and anchor when they are due, and retention behind them; rank 0's clock decides for all."""
         if self._ranks.broadcast(self._schedule.due):
             self._place.progress("publishing", note=f"writing a snapshot of version {manifest.version}")
             started = time.monotonic()
             if self._publisher.snapshot():
                 self._schedule.written(time.monotonic() - started)
+                self._publisher.retire()
         self._publisher.anchor_if_due()

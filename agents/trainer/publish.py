@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from agents.trainer.optimizer import MasterOptimizer
 from agents.trainer.place import Incidents, Place
-from whimbrel.checkpoint import Manifest, StepRecord, WeightLog, wants_anchor
+from whimbrel.checkpoint import Manifest, StepRecord, WeightLog, apply_retention, wants_anchor
 from whimbrel.commit import HeadCommitter
 from whimbrel.delta import EncodedDelta, Piece, advance
-from whimbrel.errors import Conflict, Fenced, StorageFull, TimedOut, Unreachable
+from whimbrel.errors import Conflict, Fenced, StorageFull, TimedOut, Unreachable, WhimbrelError
 from whimbrel.limits import PUBLISH_RETRY_S, PUBLISH_WAIT_MAX_S
 
 Part = TypeVar("Part")
@@ -122,6 +122,17 @@ class Publisher:
                 layout, manifest.version, parts, files=self.files, beside=(digest, manifest)
             ),
         )
+
+    def retire(self) -> None:
+        """Delete what no restore needs any more, after a snapshot. Harmless when it fails: the next one finds the rest."""
+        assert self.head is not None
+        if not self._ranks.first:
+            return
+        pinned = {0} if self._place.spec.algorithm.kl_coef > 0 else frozenset[int]()
+        try:
+            apply_retention(self._log.store, self._place.run_id, self.head[0], pinned=pinned)
+        except WhimbrelError as error:
+            self._incidents.report("retention", f"Old versions were not removed: {error}")
 
     def _meta(self) -> dict[str, Any]:
         return {"world_size": self._ranks.world_size, "seed": self._place.spec.seed, "worker_epoch": self._place.epoch}

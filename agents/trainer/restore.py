@@ -23,7 +23,7 @@ from agents.trainer.publish import Publisher
 from agents.trainer.ranks import Ranks
 from agents.trainer.snapshots import SnapshotSchedule
 from agents.trainer.step import Stepper
-from whimbrel.checkpoint import HostWeights, LogReader, Manifest, StepRecord, WeightLog
+from whimbrel.checkpoint import HostWeights, LogReader, Manifest, StepRecord, WeightLog, committed_digest
 from whimbrel.commit import HeadCommitter
 from whimbrel.errors import ChainGap, Corrupt, DigestMismatch, MissingChunk, Unreachable
 from whimbrel.limits import PUBLISH_RETRY_S, PUBLISH_WAIT_MAX_S
@@ -127,7 +127,7 @@ class Restorer:
         files = self._reader.files(anchor)
         policy = Policy(empty_model(files), self._ranks, self._device)
         optimizer = MasterOptimizer(policy, spec.optimizer)
-        stepper = Stepper(optimizer, spec, self._reference(head.manifest, files))
+        stepper = Stepper(optimizer, spec, self._reference(files))
         schedule = SnapshotSchedule(spec.checkpoint.snapshot_every)
         at = self._load_snapshot(optimizer, head)
         if at is None:
@@ -277,11 +277,12 @@ class Restorer:
                 f"The restored policy has digest {found}; version {manifest.version} has {manifest.state_digest}."
             )
 
-    def _reference(self, head: str, files: dict[str, bytes]) -> Policy | None:
+    def _reference(self, files: dict[str, bytes]) -> Policy | None:
         """Version 0 for the KL penalty, from the log."""
         if self._place.spec.algorithm.kl_coef <= 0:
             return None
-        first, manifest = self._reader.history(head)[0]
+        first = committed_digest(self._chunks.store, self._place.run_id, 0)
+        manifest = self._reader.manifest(first)
         host = HostWeights(self._place.run_id)
         host.load_anchor(first, manifest, self._chunks.fetch)
         policy = Policy(empty_model(files), self._ranks, self._device)
