@@ -17,6 +17,7 @@ import asyncpg
 import pytest
 
 from orchestrator.db import Database, Ledger, RunRepository, schema
+from orchestrator.db.tables import Table
 from tests.db.ledger_kit import Kit
 from whimbrel.clock import ManualClock
 
@@ -67,22 +68,20 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres: str) -> str:
-    """Name of a migrated, empty database on the private server."""
-
-    async def make() -> None:
-        await execute(postgres, "CREATE DATABASE template_whimbrel")
-        await schema.upgrade(f"postgresql+asyncpg://postgres@{postgres}/template_whimbrel")
-
-    run_apart(make())
-    return "template_whimbrel"
+def postgres_url(postgres: str) -> str:
+    """URL of a migrated database on the private server; `empty` it before use."""
+    url = f"postgresql+asyncpg://postgres@{postgres}/postgres"
+    run_apart(schema.upgrade(url))
+    return url
 
 
-async def execute(server: str, statement: str, database: str = "postgres") -> None:
-    """Run one statement on the private server."""
-    connection = await asyncpg.connect(f"postgresql://postgres@{server}/{database}")
+async def empty(url: str) -> None:
+    """Remove all rows; much faster than a new database."""
+    names = ", ".join(table.name for table in Table.metadata.sorted_tables)
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
     try:
-        await connection.execute(statement)
+        await connection.execute(f"TRUNCATE {names} RESTART IDENTITY CASCADE")
+        await connection.execute("UPDATE alembic_version SET version_num = $1", schema.head())
     finally:
         await connection.close()
 
@@ -95,11 +94,9 @@ async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncI
         shutil.copy(request.getfixturevalue("sqlite_template"), path)
         yield f"sqlite+aiosqlite:///{path}"
         return
-    server, template = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_template")
-    name = f"test_{os.urandom(6).hex()}"
-    await execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield f"postgresql+asyncpg://postgres@{server}/{name}"
-    await execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    url = request.getfixturevalue("postgres_url")
+    await empty(url)
+    yield url
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from orchestrator.db import Database, Ledger, RunRepository
+from tests.db.conftest import empty, run_apart
 from tests.db.ledger_kit import Kit
 from whimbrel.clock import ManualClock
 from whimbrel.errors import Fenced
@@ -246,7 +247,7 @@ def run_machine(open_database: Any, examples: int) -> None:
         machine,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=40,
+            stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
@@ -260,7 +261,16 @@ def test_any_schedule_keeps_the_laws_on_sqlite(sqlite_template: Path, tmp_path: 
         shutil.copy(sqlite_template, tmp_path / "controller.db")
         return Database(f"sqlite:///{tmp_path / 'controller.db'}", clock)
 
-    run_machine(open_database, examples=12)
+    run_machine(open_database, examples=8)
+
+
+@pytest.mark.postgresql
+def test_any_schedule_keeps_the_laws_on_postgresql(postgres_url: str):
+    def open_database(clock: ManualClock) -> Database:
+        run_apart(empty(postgres_url))
+        return Database(postgres_url, clock)
+
+    run_machine(open_database, examples=3)
 
 
 async def test_a_replaced_epoch_is_fenced_everywhere(kit: Kit):
