@@ -22,6 +22,7 @@ from orchestrator.core.decisions import (
 )
 from orchestrator.core.world import Lease, OpenIncident, Probe
 from tests.core.cluster import TICK_S, Cluster
+from tests.core.faults import FAULT_NAMES, inject
 from whimbrel.errors import EXIT_FENCED, EXIT_USER_ERROR
 from whimbrel.limits import HANG_FLOOR_S, RESTART_BUDGET, STORE_HOLD_S
 
@@ -42,44 +43,12 @@ def applied(cluster: Cluster, kind: type) -> list:
 
 faults = st.lists(
     st.tuples(
-        st.sampled_from(
-            [
-                "kill_worker",
-                "pause_worker",
-                "kill_node",
-                "pause_agent",
-                "kill_agent",
-                "return_node",
-                "lose_etcd",
-                "return_etcd",
-            ]
-        ),
+        st.sampled_from(FAULT_NAMES),
         st.integers(0, 2),
         st.integers(0, 12),
     ),
     max_size=12,
 )
-
-
-def inject(cluster: Cluster, fault: str, which: int) -> None:
-    worker = ["trainer", "rollout-0", "rollout-1"][which]
-    match fault:
-        case "kill_worker":
-            cluster.kill_worker("run_0", worker, 1)
-        case "pause_worker":
-            cluster.pause_worker("run_0", worker)
-        case "kill_node":
-            cluster.kill_node(f"n{which}")
-        case "pause_agent":
-            cluster.machines[f"n{which}"].agent = "paused"
-        case "kill_agent":
-            cluster.machines[f"n{which}"].agent = "dead"
-        case "return_node":
-            cluster.start_agent(f"n{which}")
-        case "lose_etcd":
-            cluster.lose_etcd()
-        case "return_etcd":
-            cluster.return_etcd()
 
 
 @FEW
