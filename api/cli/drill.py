@@ -83,6 +83,7 @@ def drill(
             audit = client.audit(run["id"])
     Console().print(verdict_table(verdicts, audit, figures["ettr"]))
     survived = len(verdicts) == len(chosen) and all(verdict.survived for verdict in verdicts)
+    survived = survived and audit["trajectories_lost"] == audit["consumed_twice"] == 0
     if len(verdicts) < len(chosen):
         say("the run ended before every fault was injected; give it more steps with --max-steps")
     code = exit_code_of(figures) if survived else EXIT_FAILED
@@ -110,17 +111,13 @@ def choose_faults(text: str | None) -> tuple[Fault, ...]:
 
 def verdict_table(verdicts: Sequence[Verdict], audit: dict[str, object], ettr: float | None) -> Table:
     """The drill's result, as people read it."""
-    table = Table(title="drill", caption=f"ETTR {ettr:.3f}" if ettr is not None else None)
-    for heading in (
-        "fault",
-        "detected after",
-        "recovered after",
-        "steps lost",
-        "replayed steps",
-        "same bits",
-        "verdict",
-    ):
-        table.add_column(heading, justify="left" if heading in ("fault", "verdict") else "right")
+    lost, twice = audit["trajectories_lost"], audit["consumed_twice"]
+    caption = f"trajectories lost {lost}, consumed twice {twice}"
+    table = Table(title="drill", caption=f"{caption}, ETTR {ettr:.3f}" if ettr is not None else caption)
+    table.add_column("fault", no_wrap=True)
+    for heading in ("detected after", "recovered after", "steps lost", "replayed", "same bits"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
     for verdict in verdicts:
         same = {True: "yes", False: "NO", None: "-"}[verdict.state_digest_equal]
         table.add_row(
@@ -132,7 +129,4 @@ def verdict_table(verdicts: Sequence[Verdict], audit: dict[str, object], ettr: f
             same,
             "survived" if verdict.survived else verdict.problem or "lost something",
         )
-    table.add_section()
-    table.add_row("trajectories lost", "", "", str(audit.get("trajectories_lost", 0)), "", "", "")
-    table.add_row("trajectories consumed twice", "", "", str(audit.get("consumed_twice", 0)), "", "", "")
     return table
