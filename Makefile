@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run drill test test-faults test-postgresql check format bench sim clean
+.PHONY: help setup run drill smollm2 test test-faults test-postgresql check format bench sim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,6 +30,11 @@ run: setup ## train a small model with RL on this machine and watch its reward r
 
 drill: setup ## the same while a rollout, the trainer, the controller and etcd are killed in turn
 	@$(BIN)/whimbrel drill $(RUNFILE) $(ARGS)
+
+smollm2: setup ## fetch SmolLM2-135M-Instruct for deploy/examples/smollm2.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	@mkdir -p .whimbrel/models
+	@$(BIN)/python deploy/setup/smollm2.py .whimbrel/models/smollm2-135m-instruct
 
 test: setup ## the fast rings: unit, contract, API, processes, browser where Chromium is installed
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not faults" $(ARGS)

@@ -26,7 +26,7 @@ class Reverse:
         return sum(a == b for a, b in zip(found, wanted, strict=True)) / len(wanted)
 
     def _digits(self, index: int) -> str:
-        chance = random.Random(f"{self.seed}/{index}")  # noqa: S311 -- a puzzle, not a secret
+        chance = random.Random(f"{self.seed}/{index}")
         return "".join(chance.choice("0123456789") for _ in range(self.length))
 
 
