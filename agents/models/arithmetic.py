@@ -145,14 +145,14 @@ def supervise(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tell:
 
 
 def wrong_answer(right: int, chance: random.Random) -> str:
-    """One of several kinds of mistake: off by a little, wrong sign, digits swapped or repeated, no number at all."""
+    """One of several kinds of mistake: off by a little, wrong sign, digits turned round or repeated, no number at all."""
     kind = chance.random()
     if kind < 0.5 or right == 0:  # 0 has no other sign, and its digits repeated are 0 again
         return str(right + chance.choice([-3, -2, -1, 1, 2, 3]))
     if kind < 0.65:
         return str(-right)
     if kind < 0.8:
-        return str(right)[::-1] + "0"
+        return str(right)[::-1] + "5"
     if kind < 0.9:
         return str(right) * 2
     return chance.choice(["", "=", "one", "+"])
