@@ -102,9 +102,11 @@ def plan_batch(candidates: Sequence[Candidate], *, step: int, needed: int, behin
         behind: The places that are left when the batch of `step` is full.
     """
     # Steps that the ledger did not see (it was restored from a copy) may have overtaken groups: never train on those.
-    strip = [one.group_id for one in candidates if one.deadline < step]
-    live = [one for one in candidates if one.deadline >= step]
-    ready = sorted((one for one in live if one.state == "buffered" and one.max_version <= step), key=_order)
+    first_open = min([step, *(hole for hole, count in behind.holes.items() if count)])
+    strip = [one.group_id for one in candidates if one.deadline < first_open]
+    live = [one for one in candidates if one.deadline >= first_open]
+    fit = [one for one in live if one.state == "buffered" and one.max_version <= step <= one.deadline]
+    ready = sorted(fit, key=_order)
     if len(ready) < needed:
         leased = sum(one.state == "leased" for one in live)
         return BatchPlan(

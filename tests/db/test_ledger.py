@@ -46,6 +46,16 @@ async def test_a_lagging_rollout_gets_only_work_that_will_be_in_time(kit: Kit):
     assert len((await kit.lease(4, version=1)).groups) == 2
 
 
+async def test_a_lagging_rollout_does_not_take_a_returned_group_that_it_would_finish_too_late(kit: Kit):
+    old = (await kit.lease(4)).groups
+    await kit.report(kit.result(old[0]), kit.result(old[1]))
+    await kit.commit(1, await kit.batch(0))
+    await kit.lease(2, version=1, worker="rollout-1")
+    await kit.ledger.reassign(kit.run.id, "rollout-1", 2)
+    assert (await kit.lease(2, version=0, worker="rollout-2")).groups == []  # step 1 is full with what rollout-0 holds
+    assert len((await kit.lease(2, version=1, worker="rollout-2")).groups) == 2
+
+
 async def test_the_last_steps_need_no_more_groups(ledger: Ledger, database: Database):
     kit = await Kit.create(ledger, RunRepository(database), groups=2, staleness=4, steps=3)
     reply = await kit.lease(64)
