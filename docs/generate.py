@@ -124,7 +124,7 @@ def _command_rows(command: Any, path: str) -> list[str]:
 
 def attribute_notes(source: str) -> dict[str, str]:
     """The string below each assignment of a class or module, by the name that is assigned; empty where there is none."""
-    tree = ast.parse(inspect.cleandoc(source))
+    tree = ast.parse(source)
     body = tree.body[0].body if len(tree.body) == 1 and isinstance(tree.body[0], ast.ClassDef) else tree.body
     notes: dict[str, str] = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
