@@ -11,6 +11,7 @@ steps for whatever has come in. No group is leased before a committed version wi
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ SNAPSHOT_EVERY_S: Final = 4.0
 """Between two snapshots of groups in progress, from which another rollout could continue."""
 IDLE_WAIT_S: Final = 0.1
 TELL_EVERY_S: Final = 0.25
+RATE_WINDOW_S: Final = 15.0
+"""Over which tokens per second are averaged."""
 FLUSH_S: Final = 2.0
 """For the last report after SIGTERM; well within the grace that the agent gives."""
 
@@ -240,9 +243,15 @@ class Rollout:
     def _count(self, name: str, amount: float) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount
 
+    def _smooth(self, tokens: int, elapsed_s: float) -> float:
+        """Tokens per second, averaged over about RATE_WINDOW_S: a worker that waits for its next version is not at 0."""
+        before = self._gauges.get("tokens_per_s", 0.0)
+        weight = 1.0 - math.exp(-elapsed_s / RATE_WINDOW_S)
+        return before + weight * (tokens / elapsed_s - before)
+
     def _tell(self, now: float) -> None:
         self._look()
-        self._gauges["tokens_per_s"] = self._tokens / max(now - self._told_at, 1e-3)
+        self._gauges["tokens_per_s"] = self._smooth(self._tokens, max(now - self._told_at, 1e-3))
         self._count("payload_bytes_received", self._chunks.bytes_received - self._told_bytes)
         self._count("tokens_wasted", self.courier.tokens_wasted - self._told_wasted)
         self._told_bytes, self._told_wasted = self._chunks.bytes_received, self.courier.tokens_wasted
