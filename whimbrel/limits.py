@@ -140,6 +140,8 @@ IO_TIMEOUT_S: Final = 20.0
 WORKER_LOG_BYTES: Final = 4 * MIB
 """Size of one worker's log file before it is rotated; one older file is kept."""
 LOG_TAIL_BYTES: Final = 256 * KIB
+HOUSEKEEPING_EVERY_S: Final = 60.0
+"""Between two prunings of the database's histories."""
 EVENTS_KEPT: Final = 100_000
 """Events per database; older ones are pruned."""
 PAGE_DEFAULT: Final = 50

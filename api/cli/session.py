@@ -71,7 +71,8 @@ def wait_nodes(client: Client, count: int) -> None:
             return
         time.sleep(0.2)
     raise TimedOut(
-        f"Only {ready} of {count} node agents joined within {JOIN_TIMEOUT_S:.0f} s.", hint="Their logs are in HOME/logs."
+        f"Only {ready} of {count} node agents joined within {JOIN_TIMEOUT_S:.0f} s.",
+        hint="Their logs are in HOME/logs.",
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 
 from orchestrator.control.apply import Apply
 from orchestrator.control.chronicle import Chronicle
+from orchestrator.control.housekeeping import Housekeeping
 from orchestrator.control.leadership import Leadership, Term, holder_name
 from orchestrator.control.mirror import LogFetch, Mirror
 from orchestrator.control.observe import Observer
@@ -67,9 +68,12 @@ class Controller:
         self._ledger = Ledger(database, self._clock)
         self._fleet = FleetRepository(database, self._clock)
         self._records = Records(database)
-        self._chronicle = Chronicle(database, self.signals, self._clock, events or EventLog(database, self._clock))
+        events = events or EventLog(database, self._clock)
+        runs = RunRepository(database, self._clock)
         versions = VersionRepository(database, self._clock)
-        self._panel = Panel(self._fleet, RunRepository(database, self._clock), versions, self.signals, self._clock)
+        self._chronicle = Chronicle(database, self.signals, self._clock, events)
+        self._panel = Panel(self._fleet, runs, versions, self.signals, self._clock)
+        self._housekeeping = Housekeeping(events, self._fleet, runs, self._clock)
         self._fetch = LogFetch(DirectoryStore(settings.store_path), ChunkClient(self._token))
         self._mirror = Mirror(self._fetch, self._ledger, versions, self._clock)
         self._leadership = Leadership(
@@ -188,7 +192,7 @@ class Controller:
         )
 
     async def _finish_pass(self, world: World) -> None:
-        """Copy the picture to the database, take back overdue leases, and end a failover that this pass completes."""
+        """Copy the picture to the database, take back overdue leases, end a failover that this pass completes, tidy up."""
         if await self._panel.flush(self.epoch, world, self._known, self._observer.registry):
             for run in world.runs:
                 if run.state not in TERMINAL:
@@ -196,6 +200,7 @@ class Controller:
         if self._failover is not None:
             await self._leadership.end_failover(self._failover)
             self._failover = None
+        await self._housekeeping.tidy()
 
     def _step_down(self, error: Fenced) -> None:
         log.warning("standing by", reason=str(error))

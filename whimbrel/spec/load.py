@@ -56,7 +56,7 @@ def parse_run_spec(document: Mapping[str, Any], *, source: str = "the run spec")
         return RunSpec.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        where = ".".join(str(part) for part in first["loc"])
         others = error.error_count() - 1
         more = f" ({others} more after this one.)" if others else ""
         if first["type"] == "extra_forbidden":
@@ -64,7 +64,7 @@ def parse_run_spec(document: Mapping[str, Any], *, source: str = "the run spec")
                 f"Unknown key {where} in {source}.{more}", hint=_suggestion(first["loc"]), key=where
             ) from error
         raise SpecError(
-            f"{where} in {source} is wrong: {_sentence(first['msg'])}{more}",
+            f"{f'{where} in {source}' if where else source} is wrong: {_sentence(first['msg'])}{more}",
             hint="Correct the value; docs/run-files.md lists all keys.",
             key=where,
         ) from error
