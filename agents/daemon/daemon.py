@@ -186,13 +186,14 @@ class Daemon:
     async def _open_server(self, stack: AsyncExitStack) -> None:
         config = self.config
         config.cache.mkdir(parents=True, exist_ok=True)
-        store = DirectoryStore(config.store)
+        store, cache = DirectoryStore(config.store), DirectoryStore(config.cache)
         server = ChunkServer(
             config.host,
             config.port,
             config.cluster_token,
-            sources=[store, DirectoryStore(config.cache)],
+            sources=[store, cache],
             sink=store,
+            scratch=cache,
             handlers=make_handlers(
                 config.node_id, self.incarnation, self.processes, self._clock, self._owners.heard_at
             ),

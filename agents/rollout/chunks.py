@@ -24,7 +24,7 @@ class Transfer(Protocol):
 
     def fetch(self, digests: Sequence[str], sources: Sequence[str]) -> dict[str, bytes]: ...
 
-    def put(self, address: str, data: bytes) -> str: ...
+    def put(self, address: str, data: bytes, *, lasting: bool = True) -> str: ...
 
 
 class Chunks:
@@ -76,8 +76,10 @@ class Chunks:
         for digest in digests:
             self._cache.delete(chunk_name(digest))
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes, *, lasting: bool = True) -> str:
         """Store a payload durably at the first chunk server that takes it, best the one near the trainer.
+
+        What need not be `lasting`, an unfinished group, may be gone when it is asked for; it is then sampled afresh.
 
         Raises:
             Unreachable: none takes it now.
@@ -86,7 +88,7 @@ class Chunks:
         for _ in range(PUT_ATTEMPTS):
             for address in self._sources():
                 try:
-                    return self._client.put(address, data)
+                    return self._client.put(address, data, lasting=lasting)
                 except (Unreachable, StorageFull, Corrupt) as error:
                     last = error
         raise Unreachable(

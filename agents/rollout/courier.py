@@ -209,7 +209,7 @@ class Courier:
         for _, progress in running:
             data = progress.data
             if data:
-                progress.payload = self._chunks.put(data)
+                progress.payload = self._chunks.put(data, lasting=False)
                 if progress.data is data:
                     progress.data = b""
         return [

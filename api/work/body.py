@@ -6,6 +6,7 @@ import hmac
 from typing import Any, Final, TypeVar
 
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 
 from api.services import Services
 from whimbrel.errors import Corrupt, LimitReached, Unauthorized, UsageError
@@ -40,13 +41,16 @@ async def read_message(request: Request, kind: type[Message]) -> Message:
 
     Raises:
         LimitReached: it is larger than BODY_MAX_BYTES.
-        UsageError: it is no such message.
+        UsageError: it is no such message, or it broke off.
     """
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > BODY_MAX_BYTES:
-            raise LimitReached(f"The request's body is larger than {BODY_MAX_BYTES} bytes.", hint="Send it in parts.")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > BODY_MAX_BYTES:
+                raise LimitReached(f"The request's body is larger than {BODY_MAX_BYTES} bytes.", hint="Send it in parts.")
+    except ClientDisconnect as error:  # the sender ended or gave up; nobody reads the answer
+        raise UsageError("The sender broke off in the middle of its request.", hint="Send it again.") from error
     try:
         return decode_message(bytes(data), kind)
     except Corrupt as error:  # the sender's mistake here, not damage on our side

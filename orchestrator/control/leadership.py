@@ -88,21 +88,28 @@ class Leadership:
         self.leader = None
 
     async def record_failover(self, term: Term) -> str | None:
-        """Open an incident if another controller led before while runs were active; its id."""
-        if term.predecessor in ("", self.holder):
+        """Open an incident if leadership was lost while runs were active; its id.
+
+        A term that begins after an outage of etcd is no failure of a controller; that outage has its own record.
+        """
+        if not term.predecessor:
             return None
         async with self._database.read() as session:
+            outage = (tables.Incident.kind == "store_outage", tables.Incident.state == "open")
+            if await session.scalar(select(func.count()).select_from(tables.Incident).where(*outage)):
+                return None
             started = tables.Run.state.not_in([*TERMINAL, "pending"])
             active = await session.scalar(select(func.count()).select_from(tables.Run).where(started))
             last_sign: dt.datetime | None = await session.scalar(select(func.max(tables.Worker.last_progress_at)))
         if not active:
             return None
         now = self._clock.wall()
+        taken = "it leads again" if term.predecessor == self.holder else f"{self.holder} took over"
         incident = await self._incidents.open(
             run_id=None,
             kind="controller_failover",
             subject="controller",
-            summary=f"Controller {term.predecessor} stopped leading; {self.holder} took over. No worker was restarted for it.",
+            summary=f"Controller {term.predecessor} stopped leading; {taken}. No worker was restarted for it.",
             severity="warning",
             cause=f"Controller {term.predecessor} stopped leading.",
             failed_at=min(last_sign, now) if last_sign is not None else now,

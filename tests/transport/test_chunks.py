@@ -132,3 +132,16 @@ async def test_calls_reach_the_process_behind_the_server(server: ChunkServer) ->
     assert await call_async(server.address, TOKEN, "shout", b"hello") == b"HELLO"
     with pytest.raises(WhimbrelError, match="no call"):
         await call_async(server.address, TOKEN, "nothing")
+
+
+async def test_what_need_not_last_goes_to_the_scratch_store_and_is_served_from_there(client: ChunkClient) -> None:
+    lasting, scratch = MemoryStore(), MemoryStore()
+    server = ChunkServer("127.0.0.1", 0, TOKEN, sources=[lasting, scratch], sink=lasting, scratch=scratch)
+    await server.start()
+    kept = await asyncio.to_thread(client.put, server.address, b"a finished group")
+    passing = await asyncio.to_thread(lambda: client.put(server.address, b"an unfinished one", lasting=False))
+    assert lasting.size(kept) is not None
+    assert (lasting.size(passing), scratch.size(kept)) == (None, None)
+    fetched = await asyncio.to_thread(client.fetch, [kept, passing], [server.address])
+    assert fetched == {kept: b"a finished group", passing: b"an unfinished one"}
+    await server.close()

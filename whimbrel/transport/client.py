@@ -69,8 +69,10 @@ class ChunkClient:
             for future in futures:
                 future.cancel()
 
-    def put(self, address: str, data: bytes) -> str:
+    def put(self, address: str, data: bytes, *, lasting: bool = True) -> str:
         """Store a chunk at a server; returns its digest once it is durable there.
+
+        What need not be `lasting` goes where older chunks of that kind make room for newer ones.
 
         Raises:
             LimitReached: it is larger than a chunk may be. StorageFull: the server has no room.
@@ -79,7 +81,7 @@ class ChunkClient:
         if len(data) > CHUNK_MAX_BYTES:
             raise LimitReached(f"A chunk of {len(data)} bytes is over {CHUNK_MAX_BYTES}.", hint="Split it.")
         digest = content_digest(data)
-        self._ask(address, Put(digest, len(data)), data)
+        self._ask(address, Put(digest, len(data), lasting), data)
         return digest
 
     def size(self, address: str, digest: str) -> int | None:

@@ -34,6 +34,8 @@ class Get(msgspec.Struct, frozen=True, tag="get"):
 class Put(msgspec.Struct, frozen=True, tag="put"):
     digest: str
     nbytes: int
+    lasting: bool = True
+    """False for what only saves work, such as the tokens of an unfinished group: it goes where old chunks make room."""
 
 
 class Size(msgspec.Struct, frozen=True, tag="size"):

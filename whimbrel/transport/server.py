@@ -74,6 +74,7 @@ class ChunkServer:
         *,
         sources: Sequence[ChunkSource],
         sink: ChunkSink | None = None,
+        scratch: ChunkSink | None = None,
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         self.address = ""
@@ -82,6 +83,7 @@ class ChunkServer:
         self._token = token
         self._sources = list(sources)
         self._sink = sink
+        self._scratch = scratch or sink
         self._handlers = dict(handlers or {})
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -206,7 +208,7 @@ class ChunkServer:
         return await self._on_disk(source.get, digest, position, length) if length else b""
 
     async def _take_chunk(self, request: Put, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        sink = self._sink
+        sink = self._sink if request.lasting else self._scratch
         if sink is None or not 0 <= request.nbytes <= CHUNK_MAX_BYTES:
             error: WhimbrelError = LimitReached(f"A chunk of {request.nbytes} bytes is over {CHUNK_MAX_BYTES}.")
             if sink is None:
