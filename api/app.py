@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
+from api.dashboard.routes import router as dashboard_router
+from api.dashboard.routes import static
 from api.http import health, scrape
 from api.http.auth import require_admin
 from api.http.docs import install_openapi
@@ -64,7 +66,8 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(health.router, responses=PROBLEM_RESPONSES)
     app.include_router(scrape.router)
     app.include_router(work_router, include_in_schema=False)
-    # The dashboard's router comes here: with require_admin, outside the schema, its files mounted at /static.
+    app.include_router(dashboard_router, dependencies=[Depends(require_admin)], include_in_schema=False)
+    app.mount("/static", static, name="static")
     install_login(app)
     install_openapi(app)
     return app

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from html import escape
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from api.dashboard.pages import login_html
 from api.http.auth import LoginNeeded
 from api.http.session import COOKIE, mint_session, same_secret
 from whimbrel.errors import Unauthorized
 from whimbrel.limits import SESSION_TTL_S
 
 router = APIRouter(include_in_schema=False)
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Log in · Whimbrel</title></head>
-<body><main><h1>Whimbrel</h1>
-{message}
-<form method="post" action="/login"><input type="hidden" name="next" value="{target}">
-<p><label>Admin token <input type="password" name="token" autocomplete="current-password" required autofocus></label>
-<button>Log in</button></p></form>
-<p>The token is in the file <code>tokens/admin</code> below the controller's home; <code>whimbrel up</code> prints a link
-that logs you in.</p></main></body></html>
-"""
 
 
 def install_login(app: FastAPI) -> None:
@@ -38,7 +26,7 @@ def install_login(app: FastAPI) -> None:
 async def login_page(request: Request, token: str = "", next: str = "/") -> Response:  # noqa: A002 - the query's name
     """The form; or, with a token or login link, the session itself."""
     if not token:
-        return HTMLResponse(_PAGE.format(message="", target=escape(_local(next))))
+        return HTMLResponse(login_html("", _local(next)))
     return _log_in(request, token, next)
 
 
@@ -64,8 +52,8 @@ def _log_in(request: Request, token: str, target: str) -> Response:
             raise Unauthorized(
                 "This token does not log in.", hint="Use the admin token, or a login link not used before."
             )
-        message = "<p role=alert>This token does not log in: it is wrong, expired or was used before.</p>"
-        return HTMLResponse(_PAGE.format(message=message, target=escape(_local(target))), status_code=401)
+        message = "This token does not log in: it is wrong, expired or was used before."
+        return HTMLResponse(login_html(message, _local(target)), status_code=401)
     response = RedirectResponse(_local(target), status_code=303)
     response.set_cookie(
         COOKIE,
