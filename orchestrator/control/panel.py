@@ -92,7 +92,9 @@ class Panel:
                     self._shown[part] = row
         self._signals.changed.clear()
         if rows:
-            await self._fleet.put_workers(rows, leader=epoch)
+            # The world was observed before this pass's decisions were applied: a worker that was moved in it is
+            # recorded with its new epoch already. That is no other leader's doing.
+            await self._fleet.put_workers(rows, leader=epoch, skip_old=True)
 
     def _row(self, world: World, run: Run, worker: Worker) -> dict[str, Any]:
         state, reason = _state(world, run, worker)

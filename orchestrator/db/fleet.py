@@ -76,7 +76,7 @@ class FleetRepository:
         async with self._database.read() as session:
             worker = await session.get(Worker, (run_id, name))
         if worker is None:
-            raise NotFound(f"The run {run_id} has no worker {name}.", hint="`whimbrel workers RUN` lists them.")
+            raise NotFound(f"The run {run_id} has no worker {name}.", hint="`whimbrel run watch RUN` shows them.")
         return worker
 
     async def put_worker(self, run_id: str, name: str, *, leader: int | None = None, **columns: Any) -> None:
@@ -87,15 +87,26 @@ class FleetRepository:
         """
         await self.put_workers([{"run_id": run_id, "name": name, **columns}], leader=leader)
 
-    async def put_workers(self, rows: Sequence[Mapping[str, Any]], *, leader: int | None = None) -> None:
-        """`put_worker` for several workers in one transaction; each row has run_id, name and the columns to set."""
+    async def put_workers(
+        self, rows: Sequence[Mapping[str, Any]], *, leader: int | None = None, skip_old: bool = False
+    ) -> None:
+        """`put_worker` for several workers in one transaction; each row has run_id, name and the columns to set.
+
+        Args:
+            skip_old: leave out a row whose `epoch` is lower than the stored one, instead of raising Fenced. For pictures
+                that were taken before a worker was placed anew.
+        """
         if not rows:
             return
         now = self._clock.wall()
         async with self._database.write(leader) as session:
             for row in sorted(rows, key=lambda row: (row["run_id"], row["name"])):  # one order of locks: no deadlock
                 columns = {key: value for key, value in row.items() if key not in ("run_id", "name")}
-                await self._put(session, row["run_id"], row["name"], columns, now)
+                try:
+                    await self._put(session, row["run_id"], row["name"], columns, now)
+                except Fenced:
+                    if not skip_old:
+                        raise
 
     async def _put(
         self, session: AsyncSession, run_id: str, name: str, columns: Mapping[str, Any], now: datetime
@@ -211,4 +222,4 @@ def _span(worker: Worker, now: datetime) -> WorkerSpan:
 
 
 def _no_node(node_id: str) -> NotFound:
-    return NotFound(f"There is no node {node_id}.", hint="`whimbrel nodes` lists them.", node=node_id)
+    return NotFound(f"There is no node {node_id}.", hint="`whimbrel node ls` lists them.", node=node_id)

@@ -149,4 +149,4 @@ async def _locked(session: AsyncSession, incident_id: str) -> Incident:
 
 
 def _no_incident(incident_id: str) -> NotFound:
-    return NotFound(f"There is no incident {incident_id}.", hint="`whimbrel incidents` lists them.")
+    return NotFound(f"There is no incident {incident_id}.", hint="`whimbrel incident ls` lists them.")

@@ -197,4 +197,4 @@ async def locked_run(session: AsyncSession, run_id: str) -> Run:
 
 
 def _no_run(reference: str) -> NotFound:
-    return NotFound(f"There is no run {reference}.", hint="`whimbrel runs` lists them.", run=reference)
+    return NotFound(f"There is no run {reference}.", hint="`whimbrel run ls` lists them.", run=reference)

@@ -27,7 +27,7 @@ class VersionRepository:
         async with self._database.read() as session:
             row = await session.get(Version, (run_id, version))
         if row is None:
-            raise NotFound(f"The run {run_id} has no version {version}.", hint="`whimbrel versions RUN` lists them.")
+            raise NotFound(f"The run {run_id} has no version {version}.", hint="`whimbrel checkpoint ls RUN` lists them.")
         return row
 
     async def list(self, run_id: str, *, limit: int = PAGE_DEFAULT, before: int | None = None) -> Sequence[Version]:
