@@ -193,7 +193,8 @@ def _victims(cluster: LocalCluster, client: Client, run_id: str, target: Target)
     if target in ("controller", "etcd"):
         return [cluster.pid(target)]
     workers = client.workers(run_id)
-    role = "trainer" if target == "trainer" else "rollout"
+    # The trainer's node is the worst one to lose: its trainer must be restored elsewhere, from the log.
+    role = "trainer" if target in ("trainer", "node") else "rollout"
     victim = next(worker for worker in workers if worker["role"] == role)
     node = victim["node"]
     if target in ("rollout", "trainer"):
