@@ -117,14 +117,13 @@ class Chronicle:
         await self.tell(
             epoch,
             "incident_opened",
-            decision.reason,
+            _explained(decision),
             run_id=decision.run_id or None,
             subject=decision.worker or decision.node_id or "etcd",
             severity="warning",
         )
 
     def _incident(self, decision: RecordIncident, failed_at: dt.datetime, now: dt.datetime) -> tables.Incident:
-        advice = ADVICE.get(decision.kind, "")
         subject = decision.worker or decision.node_id or "etcd"
         log_tail = self._signals.log_tail(decision.run_id, decision.worker, decision.epoch)
         return tables.Incident(
@@ -137,7 +136,7 @@ class Chronicle:
             epoch=decision.epoch,
             severity="error" if decision.charged else "warning",
             state="open",
-            summary=f"{decision.reason} {advice}".strip(),
+            summary=_explained(decision),
             cause=decision.reason,
             failed_at=min(failed_at, now),
             detected_at=now,
@@ -213,6 +212,11 @@ class Chronicle:
                 await session.execute(change.values(recoveries=table.recoveries + 1))
             summary, run_id, subject = incident.summary, incident.run_id, incident.subject
         await self.tell(epoch, "incident_closed", summary, run_id=run_id, subject=subject)
+
+
+def _explained(decision: RecordIncident) -> str:
+    """What happened and what the user may do: the same words in the incident and in the events."""
+    return f"{decision.reason} {ADVICE.get(decision.kind, '')}".strip()
 
 
 def _summary(incident: tables.Incident, outcome: str, seconds: float) -> str:

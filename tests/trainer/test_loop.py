@@ -15,7 +15,7 @@ from agents.trainer.step import StepOutcome, Stepper
 from tests.trainer.stage import FakePlace, own_trainer, read_head, restore, train
 from tests.trainer.support import make_group, make_spec, pack_group
 from whimbrel.checkpoint import DirectoryStore, MemoryStore
-from whimbrel.coordination import BlockingEtcd
+from whimbrel.coordination import BlockingEtcd, EtcdServer
 from whimbrel.errors import Fenced, UsageError
 from whimbrel.limits import NONFINITE_STEPS_MAX
 
@@ -68,6 +68,33 @@ def test_the_trainer_works_on_while_the_controller_is_away(tmp_path: Path, etcd:
     head = read_head(etcd)
     assert head is not None
     assert head.version == 4
+
+
+def test_law_5_the_commit_waits_for_etcd_and_nothing_is_lost(tmp_path: Path, own_etcd: EtcdServer, model: str) -> None:
+    etcd = BlockingEtcd([own_etcd.endpoint])
+    place = _place(tmp_path, etcd, model, max_steps=3)
+    cut, back = threading.Event(), threading.Event()
+
+    def waiting() -> bool:
+        return any(note and "waits for etcd" in note for _, _, note in place.notes)
+
+    def look() -> None:
+        if not cut.is_set() and ("working", 1, "step 1") in place.notes:
+            cut.set()
+            own_etcd.kill()
+        elif cut.is_set() and not back.is_set() and waiting():
+            back.set()
+            own_etcd.start()
+
+    place.on_check = look
+    try:
+        train(place)
+        head = read_head(etcd)
+    finally:
+        etcd.close()
+    assert back.is_set()
+    assert head is not None
+    assert head.version == 3
 
 
 def test_a_group_that_nobody_holds_is_reported_missing(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
