@@ -138,6 +138,8 @@ class Rollout:
         before = self._engine.version
         self._place.progress("applying" if before >= 0 else "restoring")
         self._gauges.update(self.follower.bring(self._engine))
+        pause_ms, fetch_ms = (round(self._gauges[name], 1) for name in ("generation_pause_ms", "fetch_ms"))
+        log.info(f"version {self._engine.version} applied", pause_ms=pause_ms, fetch_ms=fetch_ms)
         self._count("versions_applied", max(1, self._engine.version - before) if before >= 0 else 1)
         self._place.progress("working" if self._groups else "waiting", version=self._engine.version, note="")
         self._look()

@@ -14,6 +14,9 @@ from agents.trainer.step import StepOutcome, step_rng
 from whimbrel.checkpoint import BatchEntry, Manifest, StepRecord
 from whimbrel.errors import UsageError
 from whimbrel.limits import BATCHES_AHEAD, NONFINITE_STEPS_MAX, RANKS_IDLE_S
+from whimbrel.log import get_logger
+
+log = get_logger("trainer")
 
 
 class TrainerLoop:
@@ -132,6 +135,15 @@ class TrainerLoop:
         )
 
     def _report(self, manifest: Manifest, tokens: int, seconds: float) -> None:
+        if self._ranks.first:
+            reward = manifest.metrics.get("reward/mean")
+            log.info(
+                f"version {manifest.version} of {self._place.spec.max_steps} committed",
+                reward=None if reward is None else round(reward, 3),
+                tokens=tokens,
+                seconds=round(seconds, 2),
+                payload_bytes=manifest.payload_bytes,
+            )
         self._place.progress(
             "publishing",
             version=manifest.version,

@@ -80,7 +80,7 @@ class Controller:
             settings.etcd_endpoints, settings.controller, database, self._ledger, self._clock, holder or holder_name()
         )
         self._known = Known(self._clock.wall())
-        self._failover: str | None = None
+        self._fresh_term = False
         self._late: set[str] = set()
 
     # -- what others ask ----------------------------------------------------------------------------------------------
@@ -171,7 +171,8 @@ class Controller:
         log.info("leading", epoch=term.epoch, after=term.predecessor or "nobody")
         self._observer.begin_term()
         self._panel.begin_term()
-        self._failover = await self._leadership.record_failover(term)
+        self._fresh_term = True
+        await self._leadership.record_failover(term)
 
     async def _observe(self) -> World:
         owned = {part[0] for part, (owner, _) in self._observer.registry.owners.items() if owner.state == "running"}
@@ -197,9 +198,9 @@ class Controller:
             for run in world.runs:
                 if run.state not in TERMINAL:
                     await self._ledger.expire(run.run_id, leader=self.epoch)
-        if self._failover is not None:
-            await self._leadership.end_failover(self._failover)
-            self._failover = None
+        if self._fresh_term:
+            await self._leadership.end_failovers()
+            self._fresh_term = False
         await self._housekeeping.tidy()
 
     def _step_down(self, error: Fenced) -> None:

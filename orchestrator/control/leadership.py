@@ -87,22 +87,22 @@ class Leadership:
         self.epoch = 0
         self.leader = None
 
-    async def record_failover(self, term: Term) -> str | None:
-        """Open an incident if leadership was lost while runs were active; its id.
+    async def record_failover(self, term: Term) -> None:
+        """Open an incident if leadership was lost while runs were active.
 
         A term that begins after an outage of etcd is no failure of a controller; that outage has its own record.
         """
         if not term.predecessor:
-            return None
+            return
         async with self._database.read() as session:
             outage = (tables.Incident.kind == "store_outage", tables.Incident.state == "open")
             if await session.scalar(select(func.count()).select_from(tables.Incident).where(*outage)):
-                return None
+                return
             started = tables.Run.state.not_in([*TERMINAL, "pending"])
             active = await session.scalar(select(func.count()).select_from(tables.Run).where(started))
             last_sign: dt.datetime | None = await session.scalar(select(func.max(tables.Worker.last_progress_at)))
         if not active:
-            return None
+            return
         now = self._clock.wall()
         taken = "it leads again" if term.predecessor == self.holder else f"{self.holder} took over"
         incident = await self._incidents.open(
@@ -117,11 +117,15 @@ class Leadership:
             leader=term.epoch,
         )
         await self._incidents.decide(incident.id, "take over", f"{self.holder} was elected.", at=now, leader=term.epoch)
-        return incident.id
 
-    async def end_failover(self, incident_id: str) -> None:
-        """The first pass of the new term is through: the work API answers again."""
-        await self._incidents.close(incident_id, recovered_at=self._clock.wall(), leader=self.epoch)
+    async def end_failovers(self) -> None:
+        """The first pass of the new term is through: the work API answers again.
+
+        That also ends what an earlier term left open because it was lost before its own first pass was through.
+        """
+        for incident in await self._incidents.list(open=True):
+            if incident.kind == "controller_failover":
+                await self._incidents.close(incident.id, recovered_at=self._clock.wall(), leader=self.epoch)
 
     async def close(self) -> None:
         """Resign, so that a standby need not wait for the lease to run out."""

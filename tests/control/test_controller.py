@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -179,6 +180,19 @@ async def test_another_controller_takes_over_without_restarting_a_worker(world: 
             assert [one.kind for one in incidents] == ["controller_failover"]
             assert second.leading
         assert len(node.started) == 3
+
+
+async def test_a_failover_that_a_lost_term_left_open_is_ended_by_the_next_term(world: World) -> None:
+    now = dt.datetime.now(dt.UTC)
+    left = await world.incidents.open(
+        run_id=None, kind="controller_failover", subject="controller", summary="It stopped leading.", detected_at=now
+    )
+
+    async def ended() -> bool:
+        return (await world.incidents.get(left.id)).state == "closed"
+
+    async with world.controller():
+        await until(ended)
 
 
 async def test_a_standby_refuses_work_and_names_the_leader(world: World) -> None:

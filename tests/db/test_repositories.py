@@ -115,6 +115,21 @@ async def test_a_lower_epoch_cannot_overwrite_a_worker(fleet: FleetRepository, r
     assert (await fleet.worker(run.id, "rollout-0")).state == "running"
 
 
+async def test_a_picture_taken_before_a_worker_moved_is_left_out_and_the_rest_of_it_is_written(
+    fleet: FleetRepository, run: Run
+):
+    await fleet.put_worker(run.id, "trainer", epoch=9, state="pending", node_id="n2")
+    old = [
+        {"run_id": run.id, "name": "trainer", "epoch": 8, "state": "running", "node_id": "n1"},
+        {"run_id": run.id, "name": "rollout-0", "epoch": 3, "state": "running"},
+    ]
+    with pytest.raises(Fenced):
+        await fleet.put_workers(old)
+    await fleet.put_workers(old, skip_old=True)
+    assert (await fleet.worker(run.id, "trainer")).node_id == "n2"
+    assert (await fleet.worker(run.id, "rollout-0")).state == "running"
+
+
 async def test_nodes_are_kept_and_marked(fleet: FleetRepository, clock: ManualClock):
     await fleet.put_node("n1", incarnation="inc_1", resources={"slots": 4}, last_report_at=clock.wall())
     await fleet.put_node("n1", state="unreachable", reason="silent")
