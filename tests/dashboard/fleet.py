@@ -50,9 +50,16 @@ class Fleet:
 
     def tell(self, kind: str, severity: str, message: str, at: datetime | None = None) -> Json:
         event = {
-            "id": len(self.events) + 1, "at": rfc3339(at or self.now), "run_id": RUN, "run_name": "sums-135m", "kind": kind,
-            "severity": severity, "subject": "sums-135m", "message": message, "details": {},
-        }  # fmt: skip
+            "id": len(self.events) + 1,
+            "at": rfc3339(at or self.now),
+            "run_id": RUN,
+            "run_name": "sums-135m",
+            "kind": kind,
+            "severity": severity,
+            "subject": "sums-135m",
+            "message": message,
+            "details": {},
+        }
         self.events.append(event)
         return event
 
@@ -110,12 +117,20 @@ class Fleet:
             self._span(worker, "running", "working", node, at, 13.0)
             self._span(worker, "running", "waiting", node, at + timedelta(seconds=13), 9.6)
         self._incident(
-            "incident_trainer", "worker_exit", "trainer", "trainer", "node-1", moments,
-            "trainer was ended by SIGKILL; it does its part again on node-1. 3 steps were replayed, none that was committed is lost.",
+            "incident_trainer",
+            "worker_exit",
+            "trainer",
+            "trainer",
+            "node-1",
+            moments,
+            "trainer was ended by SIGKILL; it does its part again on node-1. 3 steps were replayed.",
             "The process was killed from outside (SIGKILL); the kernel counted no kill for lack of memory.",
-            [("restart", "node-1 is ready and holds the chunks of the newest version."), ("closed", "The trainer committed version 24.")],
+            [
+                ("restart", "node-1 is ready and holds the chunks of the newest version."),
+                ("closed", "The trainer committed version 24."),
+            ],
             {"steps_lost": 0, "replayed_steps": 3, "groups_reassigned": 0, "tokens_wasted": 0},
-        )  # fmt: skip
+        )
         return moments[-1]
 
     def _loss(self, at: datetime) -> datetime:
@@ -129,12 +144,20 @@ class Fleet:
         self._span("rollout-1", "starting", "restoring", "node-2", at + timedelta(seconds=24), 17.0)
         self._blank_until = moments[3]
         self._incident(
-            "incident_node", "node_lost", "node-3", "rollout-1", "node-3", moments,
+            "incident_node",
+            "node_lost",
+            "node-3",
+            "rollout-1",
+            "node-3",
+            moments,
             "node-3 went away with rollout-1; it does its part again on node-2. 9 prompt groups went on elsewhere.",
             "Its lease is gone, and neither its agent nor its chunk server answers.",
-            [("wait", "One lease is gone; asking the node directly first."), ("move", "node-2 has 3 free slots and the newest version.")],
+            [
+                ("wait", "One lease is gone; asking the node directly first."),
+                ("move", "node-2 has 3 free slots and the newest version."),
+            ],
             {"steps_lost": 0, "replayed_steps": 0, "groups_reassigned": 9, "tokens_wasted": 118},
-        )  # fmt: skip
+        )
         return end
 
     def _span(self, worker: str, state: str, phase: str, node: str, at: datetime, seconds: float) -> None:
@@ -142,64 +165,142 @@ class Fleet:
         if worker == "rollout-1" and state == "running" and blank is not None and at < blank:
             return
         lane = self.lanes.setdefault(worker, [])
-        lane.append({
-            "state": state, "phase": phase, "node": node, "epoch": 812 + len(lane) // 40, "started_at": rfc3339(at),
-            "ended_at": rfc3339(at + timedelta(seconds=seconds)),
-        })  # fmt: skip
+        lane.append(
+            {
+                "state": state,
+                "phase": phase,
+                "node": node,
+                "epoch": 812 + len(lane) // 40,
+                "started_at": rfc3339(at),
+                "ended_at": rfc3339(at + timedelta(seconds=seconds)),
+            }
+        )
 
     def _version(self, version: int, at: datetime) -> None:
         rng = self._random
         reward = 0.28 + 0.62 * (1 - math.exp(-version / 22)) + rng.gauss(0, 0.018)
         density = 0.0105 + 0.004 * math.exp(-version / 15) + rng.gauss(0, 0.0006)
-        metrics = {} if version == 0 else {
-            "reward/mean": reward, "reward/p10": max(0.0, reward - 0.3 + 0.1 * version / 60),
-            "reward/p90": min(1.0, reward + 0.28), "staleness/mean": rng.uniform(0.8, 1.6),
-            "staleness/max": float(rng.choice([2, 2, 3, 4])), "time/step": rng.uniform(4.9, 6.2),
-            "time/wait_for_batch": rng.uniform(0.4, 1.8) + (5 if version == LOSS_AT + 1 else 0),
-            "perf/tokens_per_s": rng.gauss(2210, 90) * (0.6 if LOSS_AT < version < LOSS_AT + 5 else 1),
-            "sync/encode_ms": rng.uniform(310, 420), "sync/publish_ms": rng.uniform(60, 130),
-            "sync/payload_bytes": density * FULL_BYTES * 0.74, "sync/density": density, "entropy/mean": 1.1,
-        }  # fmt: skip
+        metrics = (
+            {}
+            if version == 0
+            else {
+                "reward/mean": reward,
+                "reward/p10": max(0.0, reward - 0.3 + 0.1 * version / 60),
+                "reward/p90": min(1.0, reward + 0.28),
+                "staleness/mean": rng.uniform(0.8, 1.6),
+                "staleness/max": float(rng.choice([2, 2, 3, 4])),
+                "time/step": rng.uniform(4.9, 6.2),
+                "time/wait_for_batch": rng.uniform(0.4, 1.8) + (5 if version == LOSS_AT + 1 else 0),
+                "perf/tokens_per_s": rng.gauss(2210, 90) * (0.6 if LOSS_AT < version < LOSS_AT + 5 else 1),
+                "sync/encode_ms": rng.uniform(310, 420),
+                "sync/publish_ms": rng.uniform(60, 130),
+                "sync/payload_bytes": density * FULL_BYTES * 0.74,
+                "sync/density": density,
+                "entropy/mean": 1.1,
+            }
+        )
         payload = int(metrics.get("sync/payload_bytes", FULL_BYTES))
-        self.versions.append({
-            "run_id": RUN, "version": version, "kind": "delta" if version else "anchor", "manifest": f"{rng.getrandbits(128):032x}",
-            "parent": self.versions[-1]["manifest"] if self.versions else "", "payload_bytes": payload, "full_bytes": FULL_BYTES,
-            "changed": int(134_515_008 * (density if version else 1)), "total": 134_515_008, "density": density if version else 1.0,
-            "snapshot": "5f" * 16 if version % 20 == 0 else "", "anchor": "a1" * 16 if version % 40 == 0 else "",
-            "state_digest": f"{rng.getrandbits(64):016x}", "metrics": metrics, "committed_at": rfc3339(at),
-        })  # fmt: skip
+        self.versions.append(
+            {
+                "run_id": RUN,
+                "version": version,
+                "kind": "delta" if version else "anchor",
+                "manifest": f"{rng.getrandbits(128):032x}",
+                "parent": self.versions[-1]["manifest"] if self.versions else "",
+                "payload_bytes": payload,
+                "full_bytes": FULL_BYTES,
+                "changed": int(134_515_008 * (density if version else 1)),
+                "total": 134_515_008,
+                "density": density if version else 1.0,
+                "snapshot": "5f" * 16 if version % 20 == 0 else "",
+                "anchor": "a1" * 16 if version % 40 == 0 else "",
+                "state_digest": f"{rng.getrandbits(64):016x}",
+                "metrics": metrics,
+                "committed_at": rfc3339(at),
+            }
+        )
 
     def _incident(
-        self, ref: str, kind: str, subject: str, worker: str, node: str, moments: list[datetime], message: str,
-        cause: str, decisions: list[tuple[str, str]], cost: Json,
-    ) -> None:  # fmt: skip
+        self,
+        ref: str,
+        kind: str,
+        subject: str,
+        worker: str,
+        node: str,
+        moments: list[datetime],
+        message: str,
+        cause: str,
+        decisions: list[tuple[str, str]],
+        cost: Json,
+    ) -> None:
         failed, detected, decided, recovered = moments
-        self.incidents.append({
-            "id": ref, "run_id": RUN, "run_name": "sums-135m", "kind": kind, "subject": subject, "severity": "warning",
-            "worker": worker, "node": node, "message": message, "cause": cause, "decision": ": ".join(decisions[-1]),
-            "decisions": [{"at": rfc3339(decided), "decision": one, "reason": reason} for one, reason in decisions],
-            "failed_at": rfc3339(failed), "detected_at": rfc3339(detected), "decided_at": rfc3339(decided),
-            "recovered_at": rfc3339(recovered), "open": False,
-            "seconds": {
-                "detect": (detected - failed).total_seconds(), "decide": (decided - detected).total_seconds(),
-                "recover": (recovered - decided).total_seconds(), "total": (recovered - failed).total_seconds(),
-            },
-            "cost": cost, "details": {"signal": "SIGKILL", "epoch": 812}, "log_tail": LOG[-900:],
-        })  # fmt: skip
+        self.incidents.append(
+            {
+                "id": ref,
+                "run_id": RUN,
+                "run_name": "sums-135m",
+                "kind": kind,
+                "subject": subject,
+                "severity": "warning",
+                "worker": worker,
+                "node": node,
+                "message": message,
+                "cause": cause,
+                "decision": ": ".join(decisions[-1]),
+                "decisions": [
+                    {"at": rfc3339(at), "decision": one, "reason": reason}
+                    for at, (one, reason) in zip((decided, recovered), decisions, strict=True)
+                ],
+                "failed_at": rfc3339(failed),
+                "detected_at": rfc3339(detected),
+                "decided_at": rfc3339(decided),
+                "recovered_at": rfc3339(recovered),
+                "open": False,
+                "seconds": {
+                    "detect": (detected - failed).total_seconds(),
+                    "decide": (decided - detected).total_seconds(),
+                    "recover": (recovered - decided).total_seconds(),
+                    "total": (recovered - failed).total_seconds(),
+                },
+                "cost": cost,
+                "details": {"signal": "SIGKILL", "epoch": 812},
+                "log_tail": LOG[-900:],
+            }
+        )
         self.tell("incident_opened", "warning", cause, detected)
         self.tell("incident_closed", "info", message, recovered)
 
     def _run(self, ref: str, name: str, state: str, reason: str, **status: Any) -> Json:
         run = {
-            "id": ref, "name": name, "desired": "running", "generation": 1, "observed_generation": 1, "conditions": [],
+            "id": ref,
+            "name": name,
+            "desired": "running",
+            "generation": 1,
+            "observed_generation": 1,
+            "conditions": [],
             "spec": {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "max_steps": 80, "staleness": {"max_versions": 4}},
-            "created_at": rfc3339(self.began), "started_at": rfc3339(self.began), "finished_at": None, "updated_at": rfc3339(self.now),
+            "created_at": rfc3339(self.began),
+            "started_at": rfc3339(self.began),
+            "finished_at": None,
+            "updated_at": rfc3339(self.now),
             "status": {
-                "state": state, "reason": reason or "All three workers run; version 60 is committed.", "head_version": 60, "max_steps": 80,
-                "reward": None, "tokens_per_s": 2214.0, "staleness_mean": 1.2, "staleness_max": 3.0, "ettr": 0.951, "recoveries": 2,
-                "eta_seconds": 162.0, "workers_running": 3, "workers_total": 3, "open_incidents": 0, **status,
+                "state": state,
+                "reason": reason or "All three workers run; version 60 is committed.",
+                "head_version": 60,
+                "max_steps": 80,
+                "reward": None,
+                "tokens_per_s": 2214.0,
+                "staleness_mean": 1.2,
+                "staleness_max": 3.0,
+                "ettr": 0.951,
+                "recoveries": 2,
+                "eta_seconds": 162.0,
+                "workers_running": 3,
+                "workers_total": 3,
+                "open_incidents": 0,
+                **status,
             },
-        }  # fmt: skip
+        }
         if ref == RUN:
             self._refresh(run)
         return run
@@ -211,11 +312,53 @@ class Fleet:
     def _others(self) -> list[Json]:
         ended = rfc3339(self.now - timedelta(minutes=48))
         others = [
-            self._run("run_b", "sums-lr-sweep-3", "recovering", "The trainer restores version 31: replaying step 4 of 6.", head_version=31, reward=0.61, open_incidents=1, recoveries=1, ettr=0.884),
-            self._run("run_c", "countdown", "paused", "Paused as asked.", head_version=12, reward=0.34, tokens_per_s=None, ettr=1.0, recoveries=0),
-            self._run("run_d", "quickstart", "completed", "All 80 steps are committed.", head_version=80, reward=0.858, tokens_per_s=450, ettr=0.98, recoveries=0),
-            self._run("run_e", "chain-sum-long", "failed", "The environment raised ValueError: max_terms must be at least min_terms. Correct the run file and start it again.", head_version=-1, reward=None, tokens_per_s=None, staleness_mean=None, staleness_max=None, ettr=None, recoveries=0),
-        ]  # fmt: skip
+            self._run(
+                "run_b",
+                "sums-lr-sweep-3",
+                "recovering",
+                "The trainer restores version 31: replaying step 4 of 6.",
+                head_version=31,
+                reward=0.61,
+                open_incidents=1,
+                recoveries=1,
+                ettr=0.884,
+            ),
+            self._run(
+                "run_c",
+                "countdown",
+                "paused",
+                "Paused as asked.",
+                head_version=12,
+                reward=0.34,
+                tokens_per_s=None,
+                ettr=1.0,
+                recoveries=0,
+            ),
+            self._run(
+                "run_d",
+                "quickstart",
+                "completed",
+                "All 80 steps are committed.",
+                head_version=80,
+                reward=0.858,
+                tokens_per_s=450,
+                ettr=0.98,
+                recoveries=0,
+            ),
+            self._run(
+                "run_e",
+                "chain-sum-long",
+                "failed",
+                "The environment raised ValueError: max_terms is too small.",
+                head_version=-1,
+                reward=None,
+                tokens_per_s=None,
+                staleness_mean=None,
+                staleness_max=None,
+                ettr=None,
+                recoveries=0,
+            ),
+        ]
         for run in others[2:]:
             run["finished_at"] = ended
         return others
@@ -223,35 +366,81 @@ class Fleet:
     def _node(self, index: int) -> Json:
         away = index == 3
         return {
-            "id": f"node-{index}", "state": "unreachable" if away else "ready", "address": f"10.4.0.{10 + index}:7400", "region": "local",
-            "reason": "Its lease is gone and its agent is silent; asking it directly." if away else "Its agent is registered.",
-            "schedulable": not away, "draining": False, "lease_age_s": 94.0 if away else 0.8, "last_seen_at": rfc3339(self.now),
-            "cpus": 16, "memory_bytes": 67_400_000_000, "gpus": 0 if index == 2 else 1, "slots": 4, "slots_used": [0, 1, 2, 0][index],
-            "cpu_ratio": None if away else 0.2 + 0.3 * index, "memory_available_bytes": 41_200_000_000, "disk_available_bytes": 802_000_000_000,
-            "load_1m": 3.1, "workers": [[], [f"{RUN}/trainer"], [f"{RUN}/rollout-0", f"{RUN}/rollout-1"], []][index],
+            "id": f"node-{index}",
+            "state": "unreachable" if away else "ready",
+            "address": f"10.4.0.{10 + index}:7400",
+            "region": "local",
+            "reason": "Its lease is gone and its agent is silent; asking it directly."
+            if away
+            else "Its agent is registered.",
+            "schedulable": not away,
+            "draining": False,
+            "lease_age_s": 94.0 if away else 0.8,
+            "last_seen_at": rfc3339(self.now),
+            "cpus": 16,
+            "memory_bytes": 67_400_000_000,
+            "gpus": 0 if index == 2 else 1,
+            "slots": 4,
+            "slots_used": [0, 1, 2, 0][index],
+            "cpu_ratio": None if away else 0.2 + 0.3 * index,
+            "memory_available_bytes": 41_200_000_000,
+            "disk_available_bytes": 802_000_000_000,
+            "load_1m": 3.1,
+            "workers": [[], [f"{RUN}/trainer"], [f"{RUN}/rollout-0", f"{RUN}/rollout-1"], []][index],
             "started_at": rfc3339(self.began),
-        }  # fmt: skip
+        }
 
     def workers(self) -> list[Json]:
         return [
             {
-                "run_id": RUN, "worker": worker, "role": role, "node": self.lanes[worker][-1]["node"], "state": "running", "reason": "",
-                "epoch": 831, "start": 1 if worker == "rollout-0" else 2, "policy_version": len(self.versions) - 1, "phase": "working",
-                "phase_age_s": 2.4, "restarts": 0 if worker == "rollout-0" else 1, "note": "", "exit": None, "counters": {},
-                "gauges": {"tokens_per_s": 1107.0} if role == "rollout" else {}, "started_at": rfc3339(self.began), "updated_at": rfc3339(self.now),
+                "run_id": RUN,
+                "worker": worker,
+                "role": role,
+                "node": self.lanes[worker][-1]["node"],
+                "state": "running",
+                "reason": "",
+                "epoch": 831,
+                "start": 1 if worker == "rollout-0" else 2,
+                "policy_version": len(self.versions) - 1,
+                "phase": "working",
+                "phase_age_s": 2.4,
+                "restarts": 0 if worker == "rollout-0" else 1,
+                "note": "",
+                "exit": None,
+                "counters": {},
+                "gauges": {"tokens_per_s": 1107.0} if role == "rollout" else {},
+                "started_at": rfc3339(self.began),
+                "updated_at": rfc3339(self.now),
             }
             for worker, role, _ in WORKERS
-        ]  # fmt: skip
+        ]
 
     def audit(self) -> Json:
         return {
-            "run_id": RUN, "issued": 1056, "consumed": 960, "batched": 16, "buffered": 22, "leased": 38, "pooled": 18, "dropped": 2,
-            "balance": 0, "balanced": True, "dropped_reasons": {"too long": 2}, "trajectories": 7984, "trajectories_lost": 0,
-            "consumed_twice": 0, "too_stale": 0, "max_staleness": 4, "late_results": 3, "from_log": 0, "sound": True, "head_version": 60,
-        }  # fmt: skip
+            "run_id": RUN,
+            "issued": 1056,
+            "consumed": 960,
+            "batched": 16,
+            "buffered": 22,
+            "leased": 38,
+            "pooled": 18,
+            "dropped": 2,
+            "balance": 0,
+            "balanced": True,
+            "dropped_reasons": {"too long": 2},
+            "trajectories": 7984,
+            "trajectories_lost": 0,
+            "consumed_twice": 0,
+            "too_stale": 0,
+            "max_staleness": 4,
+            "late_results": 3,
+            "from_log": 0,
+            "sound": True,
+            "head_version": 60,
+        }
 
 
 LOG = "\n".join(
-    f"2026-12-01T04:{21 + step // 7:02d}:{step * 8 % 60:02d}Z info step committed version={step} reward={0.3 + step / 100:.3f} tokens=3361 encode_ms=352"
+    f"2026-12-01T04:{21 + step // 7:02d}:{step * 8 % 60:02d}Z info step committed version={step} reward={0.3 + step / 100:.3f}"
     for step in range(60)
 )

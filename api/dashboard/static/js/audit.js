@@ -17,6 +17,7 @@ export function showAudit(audit) {
   mark(stack, "aria-label", PLACES.map((place) => `${audit[place]} ${place}`).join(", "));
   const list = h("dl", { class: "facts" });
   facts(list, PLACES.map((place) => [sentence(place), number(audit[place])]));
+  PLACES.forEach((place, index) => mark(list.children[2 * index], "data-part", place));
   byId("audit").replaceChildren(stack, list, h("p", {}, sentenceOf(audit)));
 }
 

@@ -2,11 +2,12 @@
 
 import { get, part } from "./api.js";
 import { POINTS_MAX } from "./bounds.js";
-import { bytes, duration, figure, number } from "./format.js";
+import { bytes, duration, number } from "./format.js";
 import { Plot } from "./plots.js";
 
 const seconds = (value) => duration(value);
-const secondsTick = (value) => (value >= 1 || value === 0 ? `${figure(value)} s` : `${number(value * 1000)} ms`);
+const plain = (value) => String(Number(value.toPrecision(3)));
+const secondsTick = (value) => (value >= 1 || value === 0 ? `${plain(value)} s` : `${plain(value * 1000)} ms`);
 
 export class Curves {
   /** `marks()`: versions at which something failed. */
@@ -17,21 +18,21 @@ export class Curves {
     this.fullBytes = null;
     const plot = (options) => new Plot(parent, { ...options, marks });
     this.plots = [
-      [plot({ title: "Reward", show: (value) => number(value, 3), tick: (value) => number(value, value >= 10 ? 0 : 1), floor: 1, bands: [[0, 1, "--accent-wash"]], lines: [
-        { name: "p90", label: "p90", color: "--accent-pale", quiet: true }, { label: "p10", color: "--accent-pale", quiet: true },
+      [plot({ title: "Reward", show: (value) => number(value, 3), tick: plain, floor: 1, bands: [[0, 1, "--accent-wash"]], lines: [
+        { label: "p90", color: "--accent-pale", fill: "--accent-wash", edge: true }, { label: "p10", color: "--accent-pale", edge: true },
         { label: "mean", color: "--accent" }] }), ["reward/p90", "reward/p10", "reward/mean"]],
       [plot({ title: "Tokens per second", show: (value) => number(value), tick: compact, lines: [
         { label: "trained", color: "--accent", fill: "--accent-wash" }] }), ["perf/tokens_per_s"]],
-      [plot({ title: "Staleness", show: (value) => number(value, 1), tick: (value) => number(value, value % 1 ? 1 : 0), floor: 1, lines: [
+      [plot({ title: "Staleness", show: (value) => number(value, 1), tick: plain, floor: 1, lines: [
         { label: "max", color: "--amber-line", dash: [5, 3] }, { label: "mean", color: "--accent" }] }), ["staleness/max", "staleness/mean"]],
       [plot({ title: "Payload per version", show: bytes, tick: tickBytes, log: true, lines: [
         { label: "delta", color: "--accent" }, { label: "full size", color: "--faint", dash: [5, 3] }] }), ["sync/payload_bytes", "full"]],
-      [plot({ title: "Sync time", show: seconds, tick: secondsTick, stacked: true, bands: [[1, 0, "--accent-pale"]], lines: [
-        { label: "diff and encode", color: "--accent", fill: "--accent" }, { label: "commit", color: "--accent-deep", fill: "--accent-pale" }] }),
+      [plot({ title: "Sync time", show: seconds, tick: secondsTick, stacked: true, bands: [[1, 0, "--strong"]], lines: [
+        { label: "diff and encode", color: "--accent", fill: "--accent-pale" }, { label: "commit", color: "--faint", fill: "--strong" }] }),
         ["sync/encode_s", "sync/publish_s"]],
-      [plot({ title: "Step time", show: seconds, tick: secondsTick, stacked: true, bands: [[1, 0, "--strong"], [2, 1, "--accent-pale"]], lines: [
-        { label: "train", color: "--accent", fill: "--accent" }, { label: "wait", color: "--faint", fill: "--strong" },
-        { label: "publish", color: "--accent-deep", fill: "--accent-pale" }] }),
+      [plot({ title: "Step time", show: seconds, tick: secondsTick, stacked: true, bands: [[1, 0, "--sunk"], [2, 1, "--strong"]], lines: [
+        { label: "train", color: "--accent", fill: "--accent-pale" }, { label: "wait", color: "--amber-line", fill: "--sunk" },
+        { label: "publish", color: "--faint", fill: "--strong" }] }),
         ["time/step", "time/wait_for_batch", "time/publish"]],
     ];
   }
@@ -79,8 +80,6 @@ export class Curves {
   }
 }
 
-const compact = (value) => (Math.abs(value) >= 1000 ? `${figure(value / 1000)}k` : number(value, value % 1 ? 1 : 0));
+const compact = (value) => (Math.abs(value) >= 1000 ? `${plain(value / 1000)}k` : plain(value));
 
-function tickBytes(value) {
-  return Number.isInteger(Math.log10(value)) || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9 ? bytes(value).replace(".00", "").replace(".0", "") : "";
-}
+const tickBytes = (value) => bytes(value).replace(/\.0+ /, " ");

@@ -8,7 +8,7 @@ const HEIGHT = 184;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /**
- * One plot. `lines`: [{name, label, color (a CSS variable), dash?, fill?, quiet?}] in drawing order; `bands`: pairs of
+ * One plot. `lines`: [{label, color (a CSS variable), dash?, fill?, edge?: of a band}] in drawing order; `bands`: pairs of
  * line indices to fill between; `show(value)`: a value in words; `floor`: least upper end of the y axis;
  * `stacked`: lines are given as they are and drawn on top of each other; `log`: a logarithmic axis.
  */
@@ -18,9 +18,8 @@ export class Plot {
     this.values = lines.map(() => []);
     this.steps = [];
     this.at = h("span", { class: "at" });
-    this.words = lines.filter((line) => !line.quiet).map((line) => h("b", {}, UNKNOWN));
-    let index = 0;
-    const legend = lines.filter((line) => !line.quiet).map((line) => h("li", {}, swatch(line), line.label, this.words[index++]));
+    this.words = lines.map(() => h("b", {}, UNKNOWN));
+    const legend = lines.map((line, index) => h("li", {}, swatch(line), line.label, this.words[index]));
     this.none = h("p", { class: "none" }, "No step is committed yet.");
     this.host = h("div", { class: "canvas", role: "img" }, this.none);
     parent.append(h("section", { class: "card plot", "aria-label": title }, h("header", {}, h("h2", {}, title), this.at), h("ul", {}, ...legend), this.host));
@@ -61,7 +60,7 @@ export class Plot {
       scales: { x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 5)] }, y: this.log ? { distr: 3, range: logRange } : { range: (_, low, high) => range(low, high, this.floor) } },
       axes: [
         { ...axis, size: 26, gap: 4, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000] },
-        { ...axis, size: 52, gap: 6, space: 34, values: (_, ticks) => ticks.map((value) => (value === null ? "" : this.tick(value))) },
+        { ...axis, size: 52, gap: 6, space: 34, ...(this.log ? { splits: decades } : {}), values: (_, ticks) => ticks.map((value) => (value === null ? "" : this.tick(value))) },
       ],
       series: [{}, ...this.lines.map((line) => this.#series(line))],
       bands: this.bands.map(([upper, lower, color]) => ({ series: [upper + 1, lower + 1], fill: `${css(color)}` })),
@@ -71,8 +70,8 @@ export class Plot {
 
   #series(line) {
     return {
-      stroke: line.quiet && !line.dash ? "transparent" : css(line.color), width: line.quiet ? 1 : 1.75,
-      dash: line.dash, fill: line.fill ? css(line.fill) : undefined, points: { show: this.steps.length < 3 && !line.quiet }, spanGaps: true,
+      stroke: css(line.color), width: line.edge ? 0.75 : 1.75, dash: line.dash, fill: line.fill && !line.edge ? css(line.fill) : undefined,
+      points: { show: this.steps.length < 3 }, spanGaps: true,
     };
   }
 
@@ -97,13 +96,11 @@ export class Plot {
   #say(index) {
     const at = index ?? this.steps.length - 1;
     say(this.at, this.steps.length ? `version ${this.steps[at]}` : "");
-    let word = 0;
     const told = [];
     this.lines.forEach((line, place) => {
-      if (line.quiet) return;
       const value = this.values[place]?.[at];
       const text = typeof value === "number" ? this.show(value) : UNKNOWN;
-      say(this.words[word++], text);
+      say(this.words[place], text);
       told.push(`${line.label} ${text}`);
     });
     if (index === null) this.host.setAttribute("aria-label", `${this.title}: ${told.join(", ")}`);
@@ -118,6 +115,12 @@ function range(low, high, floor) {
 
 function logRange(_, low, high) {
   return [10 ** Math.floor(Math.log10(Math.max(1, low ?? 1) / 1.5)), 10 ** Math.ceil(Math.log10(Math.max(10, high ?? 10) * 1.2))];
+}
+
+/** A line per power of ten; the lines between them would be most of the picture. */
+function decades(_, __, low, high) {
+  const first = Math.round(Math.log10(low));
+  return Array.from({ length: Math.round(Math.log10(high)) - first + 1 }, (_each, index) => 10 ** (first + index));
 }
 
 /** Lines as a stroke with its dashes, areas as a block. */

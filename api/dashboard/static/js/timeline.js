@@ -40,7 +40,7 @@ export class Timeline {
     this.endMs = endMs;
     this.live = live;
     const first = Math.min(endMs - 10000, ...lanes.flatMap((lane) => lane.spans.map((span) => span.from)));
-    this.startMs = this.windowS ? endMs - this.windowS * 1000 : first;
+    this.startMs = Math.max(first, this.windowS ? endMs - this.windowS * 1000 : first);
     this.draw();
   }
 
@@ -125,7 +125,7 @@ export class Timeline {
       pen.globalAlpha = 1;
       const label = `v${one.version}`;
       const wide = pen.measureText(label).width;
-      if (x - wide / 2 > free + 12 && x - wide / 2 > 0 && x + wide / 2 < this.width) {
+      if (x - wide / 2 > free + 22 && x - wide / 2 > 0 && x + wide / 2 < this.width) {
         pen.fillStyle = css("--faint");
         pen.fillText(label, x - wide / 2, 7);
         free = x + wide / 2;

@@ -42,7 +42,7 @@ function updateRow(line, node) {
   const state = node.draining ? "draining" : node.state === "ready" && !node.schedulable ? "cordoned" : node.state;
   showState(cells[0].firstElementChild, state);
   mark(cells[0], "title", node.reason);
-  const gpus = node.gpus ? ` · ${node.gpus} GPUs` : "";
+  const gpus = node.gpus ? ` · ${node.gpus} GPU${node.gpus > 1 ? "s" : ""}` : "";
   say(cells[1].lastElementChild, `${node.region} · ${node.cpus} CPUs${gpus} · ${node.address}`);
   const seen = node.lease_age_s ?? since(node.last_seen_at);
   const late = seen === null || seen > LATE_S;

@@ -93,9 +93,9 @@ function showTiles() {
   const { status, spec } = run;
   const rewards = curves.values("reward/mean");
   const before = rewards.length > 10 ? rewards.at(-1) - rewards.at(-11) : null;
-  tile("reward", figure(status.reward), "", before === null ? "mean of the newest step" : `${before >= 0 ? "+" : "−"}${number(Math.abs(before), 2)} over the last 10 versions`);
+  tile("reward", figure(status.reward), "", before === null ? "mean of the newest step" : `${before >= 0 ? "+" : "−"}${number(Math.abs(before), 2)} in 10 versions`);
   tile("tokens", number(status.tokens_per_s), "tok/s", `${status.workers_running} of ${status.workers_total} workers run`);
-  tile("staleness", number(status.staleness_mean, 1), `max ${number(status.staleness_max)}`, `versions; at most ${spec.staleness?.max_versions ?? UNKNOWN} allowed`);
+  tile("staleness", number(status.staleness_mean, 1), `max ${number(status.staleness_max)}`, `at most ${spec.staleness?.max_versions ?? UNKNOWN} versions allowed`);
   const open = status.open_incidents ? ` · ${status.open_incidents} open` : "";
   tile("ettr", percent(status.ettr), "", `${status.recoveries} ${status.recoveries === 1 ? "recovery" : "recoveries"}${open}`);
 }

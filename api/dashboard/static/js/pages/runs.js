@@ -46,7 +46,7 @@ function summarise(nodes) {
 }
 
 function createRow(run) {
-  const line = row(table, [0, 1, 3]);
+  const line = row(table, [1]);
   const cells = line.cells;
   cells[0].append(h("span", { class: "pill" }));
   cells[1].append(h("a", { class: "name", href: `/runs/${run.id}` }, run.name), h("span", { class: "sub" }));

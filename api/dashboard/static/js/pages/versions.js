@@ -38,7 +38,7 @@ function show(found) {
 }
 
 function createRow(version) {
-  const line = row(table, [2, 6]);
+  const line = row(table, [2]);
   const cells = line.cells;
   const ratio = version.full_bytes ? version.payload_bytes / version.full_bytes : null;
   cells[0].append(h("span", { class: "name" }, number(version.version)));
