@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -63,16 +64,18 @@ def verify(
 ) -> None:
     """Rebuild a version from the store, checking every chunk, every delta and the digest of the result.
 
-    Reads the weight log of this machine (WHIMBREL_STORE, else below WHIMBREL_HOME), not the controller's word.
+    Reads the weight log of this machine (WHIMBREL_STORE, else below WHIMBREL_HOME), not the controller's word. The
+    payloads that a replay since the last snapshot would need are read as well.
     """
     with connect() as client:
-        found = _versions(client.versions(run, limit=1)) if version is None else client.version(run, version)
-    result = _rebuild(found)
+        found = _newest(client.versions(run, limit=1)) if version is None else client.version(run, version)
+    result = _verified(found)
     if output is Format.TABLE:
         say(
-            f"Version {result['version']} verified: {result['manifests']} manifests, {size(result['read_bytes'])} read, "
-            f"state digest {result['state_digest']}."
+            f"Version {result['version']} verified: anchor {result['anchor_version']} and {result['deltas']} deltas in "
+            f"{result['chunks']} chunks, {size(result['nbytes'])} read, state digest {result['state_digest']}."
         )
+        say(_snapshot_sentence(result))
     else:
         print_item(result, [], output, name="manifest")
     if result["state_digest"] != (found["state_digest"] or result["state_digest"]):
@@ -81,28 +84,26 @@ def verify(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _versions(newest: list[dict[str, Any]]) -> dict[str, Any]:
-    if not newest:
+def _newest(versions: list[dict[str, Any]]) -> dict[str, Any]:
+    if not versions:
         raise NotFound("No version is committed yet.", hint="Watch the run with `whimbrel run watch`.")
-    return newest[0]
+    return versions[0]
 
 
-def _rebuild(found: dict[str, Any]) -> dict[str, Any]:
-    """Restore the version on the host; raises the tree's Corrupt, DigestMismatch, MissingChunk or ChainGap."""
-    from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, store_fetch  # compiles kernels: only here
+def _verified(found: dict[str, Any]) -> dict[str, Any]:
+    """Read the version's whole chain again; raises the tree's Corrupt, DigestMismatch, MissingChunk or ChainGap."""
+    from whimbrel.checkpoint import DirectoryStore, verify_chain  # compiles kernels: only here
 
     path = Settings().store_path
     if not path.is_dir():
         raise NotFound(f"There is no weight log at {path}.", hint="Set WHIMBREL_STORE to the run's store.")
-    reader = LogReader(store_fetch(DirectoryStore(path)), found["run_id"])
-    weights = HostWeights(found["run_id"])
-    plan = reader.restore(weights, found["manifest"])
-    return {
-        "run_id": found["run_id"],
-        "version": weights.version,
-        "manifest": weights.manifest_digest,
-        "manifests": len(plan.steps),
-        "read_bytes": plan.nbytes,
-        "state_digest": f"{weights.state_digest:016x}",
-        "verified": True,
-    }
+    report = verify_chain(DirectoryStore(path), found["run_id"], found["version"], head=found["manifest"])
+    return {**asdict(report), "verified": True}
+
+
+def _snapshot_sentence(result: dict[str, Any]) -> str:
+    missing = len(result["payloads_missing"])
+    since = f"since snapshot {result['snapshot_version']}" if result["snapshot_version"] >= 0 else "of the steps"
+    if missing:
+        return f"{missing} payloads {since} are not in this store; a replay would fetch them from the rollouts' nodes."
+    return f"All {result['payloads']} payloads {since} are whole."

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from api.cli.output import Column, Format, Output, print_items
+from api.cli.output import Column, Format, Output, print_items, say
 from api.client import Client
 from whimbrel.errors import EXIT_FAILED, WhimbrelError
 from whimbrel.limits import CONNECT_TIMEOUT_S
@@ -57,7 +57,6 @@ _COLUMNS: list[Column] = [
     ("CHECK", lambda finding: finding["check"]),
     ("RESULT", lambda finding: finding["level"]),
     ("FOUND", lambda finding: finding["message"]),
-    ("HINT", lambda finding: finding["hint"]),
 ]
 
 
@@ -65,6 +64,10 @@ def doctor(output: Output = Format.TABLE) -> None:
     """Look for what would stop Whimbrel on this machine; exits with 1 when something fails."""
     findings = list(examine(Settings()))
     print_items([asdict(one) for one in findings], _COLUMNS, output, name="check")
+    if output is Format.TABLE:
+        for one in findings:
+            if one.hint:
+                say(f"{one.check}: {one.hint}")
     if any(one.level == "fail" for one in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -87,7 +90,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         try:
             yield check(settings)
         except (OSError, subprocess.SubprocessError, WhimbrelError) as error:
-            yield Finding(name, "fail", str(error), getattr(error, "hint", ""))
+            yield Finding(name, "fail", getattr(error, "message", str(error)), getattr(error, "hint", ""))
 
 
 def _python() -> Finding:
@@ -197,7 +200,7 @@ def _controller(settings: Settings) -> Finding:
     port = url.port or (443 if url.scheme == "https" else 80)
     if not _answers(f"{url.hostname}:{port}"):
         hint = "Start one with `whimbrel up`, or set WHIMBREL_CONTROLLER."
-        return Finding("controller", "warn", f"nothing listens at {settings.controller} (the port is free)", hint)
+        return Finding("controller", "warn", f"nothing listens at {settings.controller}", hint)
     with Client(settings.controller, settings.read_admin_token(), timeout_s=CONNECT_TIMEOUT_S) as client:
         try:
             ready = client.ready()

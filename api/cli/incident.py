@@ -13,8 +13,8 @@ app = typer.Typer(no_args_is_help=True)
 
 _COLUMNS: list[Column] = [
     ("INCIDENT", lambda incident: incident["id"]),
-    ("RUN", lambda incident: incident["run_name"] or "-"),
     ("KIND", lambda incident: incident["kind"]),
+    ("RUN", lambda incident: incident["run_name"] or "-"),
     ("WORKER", lambda incident: incident["worker"] or "-"),
     ("AGO", lambda incident: age(incident["detected_at"])),
     ("DETECT", lambda incident: seconds(incident["seconds"]["detect"])),

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
@@ -31,6 +32,8 @@ STOP_TIMEOUT_S: Final = 15.0
 """From SIGTERM to SIGKILL of one child; an agent needs its workers' grace within it."""
 RESTART_DELAY_S: Final = 1.0
 """Between the death of a child and its next start, so that a child that cannot start is no busy loop."""
+SUPERVISOR: Final = "WHIMBREL_SUPERVISOR"
+"""Environment variable that tells which `whimbrel up` started a process, for the next one to find what a killed one left."""
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 """A child's log is begun anew at its next start once it is larger."""
 
@@ -97,6 +100,7 @@ class LocalCluster:
             "WHIMBREL_HOME": str(self.home),
             "WHIMBREL_ETCD": f"127.0.0.1:{etcd_port}",
             "WHIMBREL_CONTROLLER": self.url,
+            SUPERVISOR: str(os.getpid()),
             "OMP_NUM_THREADS": "1",
             "NUMBA_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -184,9 +188,11 @@ class LocalCluster:
         except OSError as error:
             raise Unreachable(
                 f"Another `whimbrel up` uses {self.home} already.",
-                hint="End it first, or give this one another folder with --home.",
+                hint="End it first, or give this one another folder with WHIMBREL_HOME.",
             ) from error
-        end_workers(self.home)
+        left = end_left_behind(self.home)
+        if left:
+            self._say(f"ended {left} processes that an earlier `whimbrel up` on {self.home} had left behind")
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -240,24 +246,46 @@ class LocalCluster:
                 child.process.wait(timeout=STOP_TIMEOUT_S)
 
 
+def end_left_behind(home: Path) -> int:
+    """End what another `up` on `home` started and, killed itself, could not end. Returns how many processes.
+
+    Only for the holder of the home's lock. Nothing is lost by it: what was committed is in the log.
+    """
+    own = str(os.getpid())
+    left = [process for process, environment in _processes_of(home) if environment.get(SUPERVISOR, own) != own]
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+            process.terminate()
+    _, alive = psutil.wait_procs(left, timeout=STOP_TIMEOUT_S)
+    _kill(alive)
+    return len(left) + end_workers(home)
+
+
 def end_workers(home: Path) -> int:
     """Kill worker processes that were started below `home` and that nobody supervises any more. Returns how many."""
+    found = [process for process, environment in _processes_of(home) if "WHIMBREL_EPOCH" in environment]
+    _kill(found)
+    return len(found)
+
+
+def _processes_of(home: Path) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Processes that belong to a cluster of this home, and their environments."""
     marker = str(home.resolve())
-    found = []
     for process in psutil.process_iter(["pid"]):
         try:
             environment = process.environ()
         except (psutil.Error, OSError):
             continue
-        if environment.get("WHIMBREL_HOME") == marker and "WHIMBREL_EPOCH" in environment:
-            found.append(process)
-    for process in found:
-        try:
+        if environment.get("WHIMBREL_HOME") == marker:
+            yield process, environment
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(found, timeout=STOP_TIMEOUT_S)
-    return len(found)
+    psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
 
 
 def _python(module: str, *arguments: str) -> list[str]:

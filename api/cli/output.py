@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 import yaml
@@ -38,6 +38,13 @@ _STATE_MARKS = {
     "stopped": ("■", "dim"),
 }
 """Colour plus shape plus word for each state."""
+
+GAP: Final = 2
+"""Blanks between two columns."""
+SENTENCE_OVER: Final = 40
+"""A column wider than this holds sentences, which may be wrapped; a narrower one holds names and figures, which may not."""
+SENTENCE_LEAST: Final = 20
+"""A sentence that is wrapped into less than this is no fun to read."""
 
 
 class Format(StrEnum):
@@ -75,12 +82,7 @@ def print_items(
     rows = [[read(item) for _, read in columns] for item in items]
     headings = [heading for heading, _ in columns]
     if sys.stdout.isatty():
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in headings:
-            table.add_column(heading, overflow="fold")
-        for row in rows:
-            table.add_row(*[_marked(cell) for cell in row])
-        Console(highlight=False).print(table)
+        _print_table(headings, rows)
         return
     _print_columns([headings, *rows])
 
@@ -114,6 +116,37 @@ def _print_data(value: Any, form: Format, names: list[str]) -> None:
         sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
     else:
         emit(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table in the terminal's width: sentences are wrapped; figures without room are left out from the right, and told.
+
+    A name that is cut in the middle cannot be read, nor copied into the next command.
+    """
+    console = Console(highlight=False)
+    widths = [
+        max(len(headings[column]), *(_marked(row[column]).cell_len for row in rows)) for column in range(len(headings))
+    ]
+    shown = _fitting(widths, console.width)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column in shown:
+        table.add_column(headings[column], overflow="fold", no_wrap=widths[column] <= SENTENCE_OVER)
+    for row in rows:
+        table.add_row(*[_marked(row[column]) for column in shown])
+    console.print(table)
+    left_out = [heading for column, heading in enumerate(headings) if column not in shown]
+    if left_out:
+        say(f"No room for {', '.join(left_out)}: widen the terminal, or use -o json.")
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[int]:
+    """The columns that have room: the first one, the sentences, and of the rest as many as fit, from the left."""
+    least = [SENTENCE_LEAST if width > SENTENCE_OVER else width for width in widths]
+    shown = list(range(len(widths)))
+    spare = [column for column in shown[1:] if widths[column] <= SENTENCE_OVER]
+    while spare and sum(least[column] for column in shown) + GAP * (len(shown) - 1) > room:
+        shown.remove(spare.pop())
+    return shown
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:

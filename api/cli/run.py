@@ -101,19 +101,19 @@ def watch(run: RunRef) -> None:
 @app.command("stop")
 def stop(run: RunRef) -> None:
     """Stop a run for good; what was committed stays."""
-    _act(run, "stop", "stops")
+    _act(run, "stop", "is being stopped")
 
 
 @app.command("pause")
 def pause(run: RunRef) -> None:
     """Hold a run: no new work, no new step; the workers stay."""
-    _act(run, "pause", "pauses")
+    _act(run, "pause", "is being paused")
 
 
 @app.command("resume")
 def resume(run: RunRef) -> None:
     """Let a paused run go on."""
-    _act(run, "resume", "goes on")
+    _act(run, "resume", "is told to go on")
 
 
 @app.command("logs")
@@ -127,6 +127,8 @@ def logs(
     with connect() as client:
         answer = client.logs(run, worker, tail_bytes=tail)
         _write(answer["text"])
+        if not answer["text"]:
+            say(f"{worker} has written nothing yet.")
         if follow:
             _follow_log(client, run, worker, answer)
 
@@ -166,7 +168,7 @@ def check(file: RunFile, output: Output = Format.TABLE) -> None:
 def _act(run: str, verb: str, outcome: str) -> None:
     with connect() as client:
         answer = client.act(run, verb)
-    say(f"Run {answer['name']} {outcome}; it is {answer['status']['state']} now.")
+    say(f"Run {answer['name']} {outcome}; see `whimbrel run show {answer['name']}`.")
 
 
 def _follow_log(client: Client, run: str, worker: str, seen: dict[str, object]) -> None:

@@ -34,7 +34,7 @@ DEFAULT_ETCD_PORT: Final = 2389
 
 RunFile = Annotated[Path | None, typer.Argument(help="Run file to start and follow; without one, only serve.")]
 Nodes = Annotated[int, typer.Option(min=1, max=64, help="Node agents to start on this machine.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of API and dashboard.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of API and dashboard.")]
 EtcdPort = Annotated[int, typer.Option(min=1, max=65535, help="Client port of the private etcd.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Go on serving after the run has ended.")]
 Seed = Annotated[int | None, typer.Option(help="Override the run file's seed.")]
