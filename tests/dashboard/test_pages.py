@@ -11,7 +11,8 @@ from playwright.sync_api import expect
 from api.dashboard.pages import STATIC_DIR
 from tests.dashboard.conftest import Visit
 from tests.dashboard.fake_api import Served
-from tests.dashboard.fleet import RUN, Fleet
+from tests.dashboard.fleet import Fleet
+from tests.dashboard.shapes import RUN
 
 pytestmark = pytest.mark.browser
 
