@@ -33,7 +33,9 @@ STOP_CONFIRM_S: Final = 1.0
 MASS_EXPIRY_SHARE: Final = 0.3
 """More than this share of leases (and at least MASS_EXPIRY_MIN) gone within MASS_EXPIRY_WINDOW_S is the store's trouble first."""
 MASS_EXPIRY_MIN: Final = 3
+"""Fewer nodes than this are never taken for the store's trouble."""
 MASS_EXPIRY_WINDOW_S: Final = 2.0
+"""Leases that go one after another over longer than this went for reasons of their own."""
 STORE_HOLD_S: Final = 10.0
 """How long membership is held after etcd returned, so that every agent can register again."""
 OUTAGE_AFTER_S: Final = 1.5
@@ -50,6 +52,12 @@ ETCD_RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
 """Waits between attempts to reach etcd again; the last one repeats."""
 RELIST_EVERY_S: Final = 30.0
 """Watches are a hint to run sooner; the truth is listed again at least this often."""
+OWN_LEASES_KEPT: Final = 32
+"""Leases whose put may have taken effect without our knowing; older ones have expired long ago."""
+ETCD_START_TIMEOUT_S: Final = 20.0
+"""A child etcd that does not answer within this after its start has failed."""
+ETCD_STOP_TIMEOUT_S: Final = 5.0
+"""A child etcd that is asked to end and has not within this is killed."""
 
 # -- control loop -------------------------------------------------------------------------------------------------------
 LOOP_MIN_PERIOD_S: Final = 0.1
@@ -65,14 +73,19 @@ HANG_FLOOR_S: Final = 60.0
 HANG_FACTOR: Final = 6.0
 """... nor before this many times the slowest healthy pass of the same phase."""
 HANG_CAP_S: Final = 900.0
+"""... and at the latest after this: a phase that was slow once may not hide a hang for ever."""
 STARTUP_DEADLINE_S: Final = 300.0
 """A worker must leave `starting` within this; imports and model loading on a busy machine are slow."""
+VERSIONS_PER_PASS_MAX: Final = 256
+"""Versions recorded before the next look at the term: a long backlog must not outlive a deposed leader."""
 
 # -- restarts -----------------------------------------------------------------------------------------------------------
 RESTART_WINDOW_S: Final = 600.0
+"""Failures longer ago than this are forgotten: a run of weeks may fail now and then."""
 RESTART_BUDGET: Final = 8
 """Restarts of one worker within RESTART_WINDOW_S before the run fails with the cause: a crash loop is never infinite."""
 RESTART_BACKOFF_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+"""Waits before the first, second, ... restart within the window; the last one repeats."""
 IN_PLACE_RESTARTS: Final = 3
 """Failures of a worker on one node within RESTART_WINDOW_S before another node is preferred."""
 USER_ERROR_BUDGET: Final = 2
@@ -85,9 +98,15 @@ GROUP_LEASE_S: Final = 60.0
 """A prompt group's lease; renewed with each report. A worker that is alive but silent loses its groups after this."""
 GROUP_ATTEMPTS: Final = 20
 """Leases of one prompt group before it is dropped with the reason `poisoned`."""
+ENVIRONMENT_FAILURES_MAX: Final = 8
+"""Prompt groups in a row that an environment may fail. Then, if it never worked, it is an error on the user's side; if it
+did, an outage, which is told and during which prompts are tried less often."""
+ENVIRONMENT_RETRY_S: Final = 10.0
+"""Between two rounds of prompts while an environment that has worked before is away."""
 LEASE_GROUPS_MAX: Final = 64
 """Groups given out in one `work/lease` call."""
 REPORT_GROUPS_MAX: Final = 64
+"""Groups named in one report, which is one transaction under the run's lock; the rest go with the next."""
 HELD_GROUPS_MAX: Final = 512
 """Finished groups that a rollout keeps until their step is committed."""
 HELD_BYTES_MAX: Final = 256 * MIB
@@ -113,6 +132,7 @@ CHUNK_TARGET_BYTES: Final = 4 * MIB
 CHUNK_MAX_BYTES: Final = 64 * MIB
 """No chunk is larger; a reader refuses to allocate more."""
 MANIFEST_MAX_BYTES: Final = 64 * MIB
+"""A manifest is held in memory whole; this is enough for millions of chunks."""
 PAYLOAD_MAX_BYTES: Final = 16 * MIB
 """One prompt group's tokens, log-probs and version spans."""
 BODY_MAX_BYTES: Final = 8 * MIB
@@ -134,18 +154,37 @@ CONNECTIONS_MAX: Final = 256
 IDLE_TIMEOUT_S: Final = 120.0
 """A connection to a chunk server without a request for this long is closed."""
 CONNECT_TIMEOUT_S: Final = 3.0
+"""To open a connection; a machine that is gone does not refuse, it stays silent."""
 IO_TIMEOUT_S: Final = 20.0
+"""For one piece of a transfer to move; after it the connection counts as broken."""
+ANCHOR_BATCH_BYTES: Final = 16 * CHUNK_TARGET_BYTES
+"""Chunks in memory at once while an anchor or snapshot is read."""
+CHUNK_SPANS_MAX: Final = 65_536
+"""Tensor ranges in one chunk: bounds the span table, which is larger than the elements of scalar tensors."""
+CHUNK_RAW_MAX: Final = 2 * CHUNK_MAX_BYTES
+"""A sparse chunk of 8-byte elements has streams a little larger than its elements; none is twice as large."""
+TRANSFER_RETRY_PAUSE_S: Final = 0.2
+"""Before all sources are asked again, times the number of rounds so far."""
+SHUN_S: Final = 10.0
+"""A source that did not answer is asked last for this long, so that not every chunk waits for the same dead node."""
+PIECE_BYTES: Final = 256 * 1024
+"""Received or sent at a time; the timeout holds for each, so that a slow line is no broken one."""
+SLICE_BYTES: Final = 1024 * 1024
+"""Read and sent at a time, so that one transfer holds little memory."""
 
 # -- logs, events, pages ------------------------------------------------------------------------------------------------
 WORKER_LOG_BYTES: Final = 4 * MIB
 """Size of one worker's log file before it is rotated; one older file is kept."""
 LOG_TAIL_BYTES: Final = 256 * KIB
+"""End of a worker's output that is read for a person in one answer."""
 HOUSEKEEPING_EVERY_S: Final = 60.0
 """Between two prunings of the database's histories."""
 EVENTS_KEPT: Final = 100_000
 """Events per database; older ones are pruned."""
 PAGE_DEFAULT: Final = 50
+"""Entries of a list in one answer when the caller does not say."""
 PAGE_MAX: Final = 500
+"""Entries of a list in one answer at most; the rest follows by cursor."""
 SSE_QUEUE: Final = 1_000
 """Events buffered for one slow SSE reader before it is disconnected and must resume by id."""
 
@@ -156,8 +195,54 @@ ANCHOR_CHAIN_RATIO: Final = 1.0
 """A new anchor is written when the deltas since the last one outweigh this times a full copy."""
 SNAPSHOT_VERSIONS_MAX: Final = 64
 """Versions between two snapshots under `snapshot_every = "auto"` at most: bounds the replay whatever was measured."""
-EXPECTED_FAILURE_EVERY_S: Final = 3600.0
+EXPECTED_FAILURE_EVERY_S: Final = 600.0
 """Time between two failures of a trainer that the automatic snapshot interval is made for."""
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+WORK_CALL_TIMEOUT_S: Final = 10.0
+"""One request; the controller answers from its database, and a busy machine may take seconds."""
+NOTE_CHARS: Final = 400
+"""Of a worker's note that are sent with its progress; a note is one sentence."""
+INCIDENTS_HELD: Final = 100
+"""Incidents kept while the controller is away; older ones are only in the log."""
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+PATCHES_QUEUED: Final = 8
+"""Patches prepared beyond what the engine has taken; the follower waits beyond that."""
+VERSION_REPAIRS_MAX: Final = 2
+"""Fetches of a version that does not verify, before the host copy is built anew from an anchor."""
+HEAD_WAIT_S: Final = 0.5
+"""One wait of a follower for a new head; then it looks whether it shall end."""
+FOLLOW_RETRY_S: Final = 1.0
+"""Pause after a source was missing or silent. Generation goes on with the version held."""
+PUT_ATTEMPTS: Final = 2
+"""Rounds over all chunk servers for one payload; the courier tries again later."""
+RENEW_EVERY_S: Final = 5.0
+"""Reports of groups in progress: a small part of a lease's validity."""
+HELD_CHECK_S: Final = 1.0
+"""Asking which finished groups may be forgotten."""
+AWAY_RETRY_S: Final = 0.5
+"""Between two calls of a courier to a controller that is away."""
+COURIER_ROUND_S: Final = 0.25
+"""The courier looks for work at least this often."""
+PREFILL_TOKENS: Final = 16_384
+"""Padded tokens in one prefill pass; bounds its memory."""
+PROMPTS_KEPT: Final = 1_024
+"""Recently made items, so that scoring n samples of a prompt makes the prompt once."""
+ENVIRONMENT_START_S: Final = 120.0
+"""Importing the user's module on a busy machine; calls have `environment.timeout_s`."""
+ENVIRONMENT_EXIT_S: Final = 5.0
+"""For an environment's process to end when it is asked to; then it is killed."""
+PARTIAL_EVERY_S: Final = 4.0
+"""Between two snapshots of groups in progress, from which another rollout could continue."""
+IDLE_WAIT_S: Final = 0.1
+"""A rollout with nothing to sample looks again after this; new work wakes it sooner."""
+TELL_EVERY_S: Final = 0.25
+"""Between two notes of a rollout's progress to its reporting thread."""
+RATE_WINDOW_S: Final = 15.0
+"""Over which tokens per second are averaged."""
+FLUSH_S: Final = 2.0
+"""For the last report after SIGTERM; well within the grace that the agent gives."""
 
 # -- trainer ------------------------------------------------------------------------------------------------------------
 RANKS_TIMEOUT_S: Final = 1800.0
@@ -170,10 +255,18 @@ PUBLISH_RETRY_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits between two attempts to publish; the last one repeats."""
 NONFINITE_STEPS_MAX: Final = 3
 """Steps in a row whose loss or gradient is not finite before the run fails: the weights are beyond repair by skipping."""
+BATCH_RETRY_S: Final = 1.0
+"""Between two calls for a batch to a controller that is away."""
+MODEL_FILE_MAX_BYTES: Final = 64 * 1024 * 1024
+"""One auxiliary file of a model, such as its tokenizer, that is kept with every anchor."""
+BUILD_WAIT_S: Final = 900.0
+"""How long to wait for another process that builds the same model."""
 
 # -- API ----------------------------------------------------------------------------------------------------------------
 SSE_HEARTBEAT_S: Final = 10.0
 """Silence on an event stream after which a comment is sent, so that proxies and readers know that it lives."""
+SSE_SILENCE_S: Final = 2.5 * SSE_HEARTBEAT_S
+"""A reader that heard not even a comment for this long takes the stream for broken and opens it again."""
 SSE_READERS_MAX: Final = 200
 """Event streams open at the same time; the next one is answered with 429."""
 SESSION_TTL_S: Final = 12 * 3600
@@ -202,6 +295,10 @@ READY_CHECK_S: Final = 2.0
 """Each check of /readyz."""
 AGENT_CALL_TIMEOUT_S: Final = 5.0
 """One question of the API to a node's agent, such as the end of a log."""
+STREAM_RETRY_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits of a client between attempts to open an event stream again; the last one repeats."""
+TAIL_POLL_S: Final = 0.4
+"""How often the newest event id is read while somebody listens: one small query for all readers together."""
 
 # -- node agent ---------------------------------------------------------------------------------------------------------
 AGENT_POLL_S: Final = 0.25
@@ -223,6 +320,7 @@ WORKER_DIRS_KEPT: Final = 8
 EPOCH_FOLDERS_MAX: Final = 256
 """Folders of workers' epochs on one node, over all runs."""
 AGENT_REPORT_TIMEOUT_S: Final = 5.0
+"""One report of an agent; a controller that takes longer is away."""
 AGENT_REPORT_BACKOFF_S: Final = (0.5, 1.0, 2.0)
 """Waits after failed reports in a row; the last one repeats."""
 SELF_FENCE_WARN_S: Final = 60.0
@@ -230,3 +328,16 @@ SELF_FENCE_WARN_S: Final = 60.0
 CACHE_BYTES: Final = 16 * 1024 * MIB
 """Chunks that a node caches beside the run store; the oldest leave when it is exceeded."""
 CACHE_PRUNE_EVERY_S: Final = 30.0
+"""Between two looks at the size of a node's cache."""
+EXIT_SENTENCE_CHARS: Final = 500
+"""Of a worker's last line that are quoted as the cause of its end; the rest is in its log."""
+AGENT_REST_S: Final = 0.01
+"""Least time between two looks of an agent, however often it is woken."""
+REGISTER_ATTEMPT_S: Final = 5.0
+"""One attempt to register a node; then it says that it waits for etcd and tries again."""
+STRAY_SCAN_EVERY_S: Final = 2.0
+"""Between two looks for processes that left their worker's group."""
+NODE_RANKS_MAX: Final = 64
+"""Ranks that an agent starts for one worker, whatever the spec it reads says."""
+LOG_COPY_BYTES: Final = 256 * KIB
+"""Held in memory at a time while a worker's log is rotated."""

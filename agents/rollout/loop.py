@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -27,19 +28,19 @@ from agents.rollout.engines.base import Engine, Row
 from agents.rollout.environments import Environment
 from agents.rollout.groups import Group
 from agents.rollout.results import Results
-from whimbrel.errors import EnvironmentFailed, LimitReached
+from whimbrel.errors import EnvironmentFailed, LimitReached, UsageError
+from whimbrel.limits import (
+    ENVIRONMENT_FAILURES_MAX,
+    ENVIRONMENT_RETRY_S,
+    FLUSH_S,
+    IDLE_WAIT_S,
+    PARTIAL_EVERY_S,
+    RATE_WINDOW_S,
+    TELL_EVERY_S,
+)
 from whimbrel.spec import RunSpec
 from whimbrel.wire.cluster import Head
 from whimbrel.wire.work import Caller, Phase
-
-SNAPSHOT_EVERY_S: Final = 4.0
-"""Between two snapshots of groups in progress, from which another rollout could continue."""
-IDLE_WAIT_S: Final = 0.1
-TELL_EVERY_S: Final = 0.25
-RATE_WINDOW_S: Final = 15.0
-"""Over which tokens per second are averaged."""
-FLUSH_S: Final = 2.0
-"""For the last report after SIGTERM; well within the grace that the agent gives."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +70,16 @@ class Place(Protocol):
     def wait_head(self, after_version: int, timeout_s: float) -> Head | None: ...
 
 
+@dataclass
+class Outage:
+    """Failures of the environment since it last worked."""
+
+    failures: int = 0
+    reason: str = ""
+    retry_at_s: float = 0.0
+    """Monotonic; before it no new prompt is taken."""
+
+
 class Rollout:
     """One rollout worker's working thread."""
 
@@ -94,8 +105,10 @@ class Rollout:
         self._counters: dict[str, float] = {}
         self._gauges: dict[str, float] = {}
         self._told_at = time.monotonic()
-        self._snapshot_at = time.monotonic() + SNAPSHOT_EVERY_S
+        self._snapshot_at = time.monotonic() + PARTIAL_EVERY_S
         self._told_bytes = self._told_wasted = self._tokens = 0
+        self._incident = incident
+        self._outage = Outage()
 
     def run(self) -> None:
         """Work until `check` raises. What is finished or begun is handed in before it ends, as far as that is possible."""
@@ -126,7 +139,7 @@ class Rollout:
         now = time.monotonic()
         if now >= self._snapshot_at:
             self._snapshot()
-            self._snapshot_at = now + SNAPSHOT_EVERY_S
+            self._snapshot_at = now + PARTIAL_EVERY_S
         if now - self._told_at >= TELL_EVERY_S:
             self._tell(now)
         if not sampled:
@@ -150,7 +163,10 @@ class Rollout:
         behind = 0 if head is None else head[0].version - self._engine.version
         self.courier.desk.version = self._engine.version
         self.courier.desk.open = (
-            self._engine.version >= 0 and behind <= self._spec.staleness.max_versions and not self._place.paused
+            self._engine.version >= 0
+            and behind <= self._spec.staleness.max_versions
+            and not self._place.paused
+            and time.monotonic() >= self._outage.retry_at_s
         )
 
     # -- groups --------------------------------------------------------------------------------------------------------
@@ -217,6 +233,7 @@ class Rollout:
             except (EnvironmentFailed, LimitReached) as error:
                 self._fail(group, error)
                 continue
+            self._outage = Outage()
             del self._groups[group.group_id]
             self._count("groups_finished", 1)
             self.courier.end_group(group.group_id)
@@ -229,6 +246,27 @@ class Rollout:
         del self._groups[group.group_id]
         self.courier.results.fail(group.group_id, group.lease.attempt, error.message)
         self.courier.end_group(group.group_id)
+        if isinstance(error, EnvironmentFailed):
+            self._judge(error)
+
+    def _judge(self, error: EnvironmentFailed) -> None:
+        """Tell an environment that cannot work from one that is away for a while.
+
+        Raises:
+            UsageError: it failed many times in a row, and nothing was ever trained on what it gave.
+        """
+        outage = self._outage
+        outage.failures += 1
+        outage.reason = error.message
+        if outage.failures < ENVIRONMENT_FAILURES_MAX:
+            return
+        text = f"The environment failed for {outage.failures} prompt groups in a row: {error.message}"
+        if self._engine.version == 0:
+            raise UsageError(text, hint="Correct it; `whimbrel run logs RUN -w WORKER` has the tracebacks.")
+        outage.retry_at_s = time.monotonic() + ENVIRONMENT_RETRY_S
+        if outage.failures == ENVIRONMENT_FAILURES_MAX:
+            # Beside the loop, which waits for nothing but its engine.
+            self._pool.submit(self._incident, "environment_failed", f"{text} Its prompts are tried again.")
 
     def _snapshot(self) -> None:
         """Offer how far the groups in progress came, where that is more than before."""
@@ -261,7 +299,7 @@ class Rollout:
         counters = {name: amount for name, amount in self._counters.items() if amount}
         self._counters = {}
         phase: Phase = "working" if self._groups else "waiting"
-        note = self.follower.trouble or self.courier.note
+        note = self.follower.trouble or self._outage.reason or self.courier.note
         if self._engine.version < 0:
             phase = "restoring" if self._place.head() is not None else "waiting"
             note = note or "syncing: no version is applied yet"

@@ -7,6 +7,7 @@ for longer than its phase has ever taken. Everything else is a doubt, and a doub
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -219,7 +220,12 @@ def _exit_failure(run: Run, worker: Worker, status: Status) -> Failure:
         )
     if code == EXIT_USER_ERROR:
         return Failure(
-            "user_error", failed_s, True, f"{worker.name} ended with an error of the user's part{because}", cause
+            "user_error",
+            failed_s,
+            True,
+            f"{worker.name} ended with an error on the user's side{because}",
+            # The same mistake is met at other prompts and lines each time.
+            re.sub(r"\d+", "#", cause),
         )
     if code == 0 and worker.role == "trainer":
         text = f"{worker.name} ended without error at version {run.head_version}, before version {run.max_steps}."

@@ -370,6 +370,14 @@ def test_the_same_user_error_twice_fails_the_run_with_that_sentence() -> None:
     assert "No such folder: /models/x." in job.reason
 
 
+def test_a_user_error_that_names_another_prompt_each_time_is_the_same_one() -> None:
+    cluster = running()
+    for number in range(2):
+        cluster.kill_worker("run_0", "rollout-0", EXIT_USER_ERROR, f"reward({number}) raised ValueError.")
+        cluster.run_for(6)
+    assert cluster.jobs["run_0"].state == "failed"
+
+
 def test_a_fenced_exit_of_the_current_epoch_is_restarted_uncharged() -> None:
     cluster = running()
     cluster.kill_worker("run_0", "trainer", EXIT_FENCED)

@@ -12,17 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agents.rollout import loop
 from agents.rollout.chunks import Chunks
 from agents.rollout.courier import Courier
 from agents.rollout.engines.local import TransformersEngine
-from agents.rollout.environments import Prompt, open_environment
+from agents.rollout.environments import Environment, Prompt, open_environment
 from agents.rollout.loop import Rollout
 from agents.rollout.results import Results, pack
 from tests.rollout.world import RUN, Done, Ledger, Place, Trainer, make_spec
 from whimbrel import limits, wire
 from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, store_fetch
 from whimbrel.checkpoint.stores import chunk_name
-from whimbrel.errors import EnvironmentFailed
+from whimbrel.errors import EnvironmentFailed, UsageError
 from whimbrel.transport import ChunkClient, ChunkServer
 from whimbrel.wire.payload import GroupPayload, Sample, VersionSpan
 from whimbrel.wire.work import ReportReply
@@ -327,6 +328,39 @@ def test_an_environment_that_fails_is_reported_as_a_failure(make_world: Callable
     world.rollout._environment = Flaky()
     world.start()
     world.until(lambda: set(world.ledger.failed) == {"grp_1", "grp_2"} and set(world.ledger.finished) == {"grp_0"})
+
+
+class Away:
+    """An environment that gives prompts and no reward."""
+
+    def __init__(self, real: Environment) -> None:
+        self.prompt, self.describe, self.close = real.prompt, real.describe, real.close
+
+    def score(self, index: int, completion: str) -> float:
+        raise EnvironmentFailed("no reward today")
+
+
+def test_an_environment_that_never_worked_ends_the_worker_with_its_reason(make_world: Callable[..., World]) -> None:
+    world = make_world(20)
+    world.rollout._environment = Away(world.environment)
+    world.place.show(world.trainer.head())
+    with pytest.raises(UsageError, match="8 prompt groups in a row: no reward today"):
+        world.rollout.run()
+
+
+def test_an_environment_that_is_away_for_a_while_is_told_and_waited_for(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "ENVIRONMENT_RETRY_S", 0.2)
+    world = make_world(20)
+    world.trainer.step()
+    world.rollout._environment = Away(world.environment)
+    world.start()
+    world.until(lambda: any("in a row: no reward today" in text for text in world.incidents))
+    world.until(lambda: "no reward today" in world.place.notes[-1])
+    world.rollout._environment = world.environment
+    world.until(lambda: len(world.ledger.finished) > 0)
+    assert len(world.incidents) == 1
 
 
 def test_at_its_end_a_rollout_hands_in_how_far_it_came(make_world: Callable[..., World]) -> None:
