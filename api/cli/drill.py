@@ -64,8 +64,8 @@ def drill(
     chosen = choose_faults(faults)
     settings = Settings()
     spec = load_spec(run_file, seed=seed, max_steps=max_steps)
-    prepare(spec, settings.home.resolve())
     stop_on_sigterm()
+    prepare(spec, settings.home.resolve())
     say("starting etcd, the controller and node agents")
     with local_cluster(settings, nodes=nodes, port=port, etcd_port=etcd_port, say=say) as cluster:
         say(f"dashboard  {dashboard_url(cluster)}")
@@ -113,10 +113,12 @@ def verdict_table(verdicts: Sequence[Verdict], audit: dict[str, object], ettr: f
     """The drill's result, as people read it."""
     lost, twice = audit["trajectories_lost"], audit["consumed_twice"]
     caption = f"trajectories lost {lost}, consumed twice {twice}"
-    table = Table(title="drill", caption=f"{caption}, ETTR {ettr:.3f}" if ettr is not None else caption)
+    if ettr is not None:
+        caption += f", ETTR {ettr:.3f}"
+    table = Table(title="drill: seconds after the fault, steps lost and replayed", caption=caption)
     table.add_column("fault", no_wrap=True)
-    for heading in ("detected after", "recovered after", "steps lost", "replayed", "same bits"):
-        table.add_column(heading, justify="right")
+    for heading in ("detected", "recovered", "lost", "replayed", "same bits"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict")
     for verdict in verdicts:
         same = {True: "yes", False: "NO", None: "-"}[verdict.state_digest_equal]

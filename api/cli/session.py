@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -30,11 +31,30 @@ REWARD_WINDOW: Final = 5
 def local_cluster(settings: Settings, *, nodes: int, port: int, etcd_port: int, say: Say) -> Iterator[LocalCluster]:
     """A started cluster that is ended on the way out, whatever happens."""
     cluster = LocalCluster(settings, nodes=nodes, port=port, etcd_port=etcd_port, say=say)
+    interrupted = False
     try:
         cluster.start()
         yield cluster
+    except KeyboardInterrupt:
+        interrupted = True
+        say("interrupted: ending workers, agents, the controller and etcd")
+        raise
     finally:
-        cluster.stop()
+        with uninterrupted():
+            cluster.stop()
+        if interrupted:
+            say("ended. A run that was going on continues at the next `whimbrel up`, from its last committed version.")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of the processes behind; what is done here has its own deadlines."""
+    held = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
 
 
 def client_of(cluster: LocalCluster) -> Client:

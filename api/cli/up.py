@@ -56,14 +56,14 @@ def up(
     """
     settings = Settings()
     spec = load_spec(run_file, seed=seed, max_steps=max_steps) if run_file is not None else None
+    stop_on_sigterm()
     if spec is not None:
         prepare(spec, settings.home.resolve())
-    stop_on_sigterm()
     say("starting etcd, the controller and " + (f"{nodes} node agents" if nodes > 1 else "a node agent"))
     with local_cluster(settings, nodes=nodes, port=port, etcd_port=etcd_port, say=say) as cluster:
         say(f"dashboard  {dashboard_url(cluster)}")
         if spec is None:
-            say("next       whimbrel run start FILE   (Ctrl-C ends everything)")
+            say(f"next       {_exports(settings, cluster)}whimbrel run start FILE   (Ctrl-C ends everything)")
             _serve()
             return
         with client_of(cluster) as client:
@@ -97,6 +97,16 @@ def stop_on_sigterm() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+
+
+def _exports(settings: Settings, cluster: LocalCluster) -> str:
+    """What another shell must set to find this cluster, unless the defaults or its environment say so already."""
+    needed = []
+    if settings.controller != cluster.url:
+        needed.append(f"WHIMBREL_CONTROLLER={cluster.url}")
+    if settings.home.resolve() != Path(".whimbrel").resolve():
+        needed.append(f"WHIMBREL_HOME={cluster.home}")
+    return f"export {' '.join(needed)}; " if needed else ""
 
 
 def _serve() -> None:
