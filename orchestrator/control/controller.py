@@ -201,7 +201,7 @@ class Controller:
         if self._fresh_term:
             await self._leadership.end_failovers()
             self._fresh_term = False
-        await self._housekeeping.tidy()
+        await self._housekeeping.tidy(self.epoch, {row.run_id for row in self._known.runs})
 
     def _step_down(self, error: Fenced) -> None:
         log.warning("standing by", reason=str(error))

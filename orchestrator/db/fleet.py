@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from orchestrator.db.runs import FINAL_STATES
 from orchestrator.db.session import Database
-from orchestrator.db.tables import Node, Restart, Worker, WorkerSpan
+from orchestrator.db.tables import Node, Restart, Run, Worker, WorkerSpan
 from whimbrel.clock import Clock, SystemClock
 from whimbrel.errors import Fenced, NotFound
 from whimbrel.limits import SPANS_KEPT, TIMELINE_SPANS_MAX
+
+ENDED_STATES: Final = ("exited", "lost", "stopped")
+"""States of a worker in which none of its processes runs."""
 
 
 class FleetRepository:
@@ -130,6 +134,20 @@ class FleetRepository:
             still_open = (WorkerSpan.run_id == run_id, WorkerSpan.worker == name, WorkerSpan.until.is_(None))
             await session.execute(update(WorkerSpan).where(*still_open).values(until=now))
             session.add(_span(worker, now))
+
+    async def settle_ended(self, seen: Collection[str], *, leader: int | None = None) -> None:
+        """Record workers of runs that are over as stopped, where nobody was there to see them end.
+
+        Args:
+            seen: runs that the control loop still looks at; it records their workers itself.
+        """
+        over = select(Worker.run_id, Worker.name).join(Run, Run.id == Worker.run_id)
+        over = over.where(Run.state.in_(FINAL_STATES), Worker.state.not_in(ENDED_STATES))
+        async with self._database.read() as session:
+            found = [tuple(row) for row in await session.execute(over)]
+        stopped = {"state": "stopped", "reason": "The run is over.", "phase": "", "pids": []}
+        rows = [{"run_id": run_id, "name": name, **stopped} for run_id, name in found if run_id not in seen]
+        await self.put_workers(rows, leader=leader)
 
     # -- timeline
 

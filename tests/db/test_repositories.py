@@ -224,3 +224,17 @@ async def test_events_of_writers_at_once_are_all_seen(database: Database):
         ids = [event.id for event in [await reader.get(5) for _ in range(20)] if event]
     assert ids == sorted(set(ids))
     assert len(ids) == 20
+
+
+async def test_workers_of_a_run_that_ended_unseen_are_settled(runs: RunRepository, fleet: FleetRepository, run: Run):
+    await fleet.put_worker(run.id, "trainer", state="running", node_id="n1", epoch=5, phase="working", pids=[1])
+    await fleet.settle_ended(())
+    assert (await fleet.worker(run.id, "trainer")).state == "running", "the run is not over"
+    await runs.update(run.id, state="completed")
+    await fleet.settle_ended({run.id})
+    assert (await fleet.worker(run.id, "trainer")).state == "running", "the loop still looks at it"
+    await fleet.settle_ended(())
+    settled = await fleet.worker(run.id, "trainer")
+    assert (settled.state, settled.pids) == ("stopped", [])
+    last = (await fleet.spans(run.id, limit=10))[-1]
+    assert last.state == "stopped"
