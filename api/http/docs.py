@@ -50,7 +50,9 @@ async def docs(request: Request, _: Admin) -> HTMLResponse:
         for method, operation in item.items()
     ]
     return HTMLResponse(
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Whimbrel API</title></head><body><main>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Whimbrel API</title>'
+        '<link rel="icon" type="image/svg+xml" href="/static/whimbrel.svg"><link rel="stylesheet" href="/static/css/base.css">'
+        '<link rel="stylesheet" href="/static/css/docs.css"></head><body><main>'
         f"<h1>Whimbrel API {escape(schema['info']['version'])}</h1><p>{escape(_SUMMARY)} "
         'The machine-readable form is <a href="/openapi.json">openapi.json</a>.</p>'
         + "".join(sections)

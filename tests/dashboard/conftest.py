@@ -34,8 +34,9 @@ class Visit:
         return self.page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """For this package only: while playwright is open, its event loop would keep other tests from starting theirs."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("NO CHROMIUM ON THIS MACHINE: apt-get install chromium; the dashboard is not tested without it")
@@ -45,7 +46,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _server() -> Iterator[Served]:
     served = Served(make_app(Fleet(datetime.now(UTC))), free_port())
     yield served

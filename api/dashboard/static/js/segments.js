@@ -2,7 +2,7 @@
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** `key`: in the legend. `pattern`: solid, line (a thin middle line), hatch, cross or dots. */
+/** `key`: in the legend. `pattern`: solid, line (a thin middle line), hatch or dots. */
 export const LOOKS = {
   working: { word: "working", color: "--accent", pattern: "solid", key: true },
   publishing: { word: "publishing", color: "--accent-deep", pattern: "solid", key: true },
@@ -13,8 +13,8 @@ export const LOOKS = {
   unreachable: { word: "unreachable", color: "--red", pattern: "hatch", key: true },
   exited: { word: "down", color: "--red", pattern: "solid", key: true },
   paused: { word: "paused", color: "--faint", pattern: "line" },
-  pending: { word: "not placed", color: "--strong", pattern: "line", key: true },
-  stopped: { word: "stopped", color: "--strong", pattern: "line" },
+  pending: { word: "not placed", color: "--strong", pattern: "line" },
+  stopped: { word: "stopped", color: "--strong", pattern: "line", key: true },
 };
 
 const DOWN = new Set(["exited", "failed", "lost"]);

@@ -32,15 +32,25 @@ export class Timeline {
 
   /** `data`: the REST answer. `endMs`: the right edge; `live`: spans without end still go on there. */
   show(data, endMs, live) {
-    const lanes = data.lanes.map((lane) => ({ ...lane, spans: lane.spans.map((span) => ({ ...span, from: millis(span.started_at), to: millis(span.ended_at) })) }));
+    const lanes = data.lanes.map((lane) => ({ ...lane, spans: settled(lane.spans, live) }));
     const names = new Set(lanes.map((lane) => lane.worker));
     const incidents = data.incidents.map((one) => ({ ...one, lane: names.has(one.worker) ? one.worker : FLEET }));
     if (incidents.some((one) => one.lane === FLEET)) lanes.push({ worker: FLEET, role: "nodes and controller", spans: [] });
     this.data = { lanes, incidents, versions: data.versions.map((one) => ({ ...one, at: millis(one.committed_at) })) };
     this.endMs = endMs;
     this.live = live;
-    const first = Math.min(endMs - 10000, ...lanes.flatMap((lane) => lane.spans.map((span) => span.from)));
-    this.startMs = Math.max(first, this.windowS ? endMs - this.windowS * 1000 : first);
+    this.#frame();
+  }
+
+  /** Shows the last `windowS` seconds, 0 for all, of what is held already; what is missing comes with the next `show`. */
+  zoom(windowS) {
+    this.windowS = windowS;
+    if (this.data !== null) this.#frame();
+  }
+
+  #frame() {
+    const first = Math.min(this.endMs - 10000, ...this.data.lanes.flatMap((lane) => lane.spans.map((span) => span.from)));
+    this.startMs = Math.max(first, this.windowS ? this.endMs - this.windowS * 1000 : first);
     this.draw();
   }
 
@@ -206,6 +216,15 @@ export class Timeline {
       return h("li", {}, sample, look.word);
     }));
   }
+}
+
+/** Spans with their times in ms. A worker that exits because its run is over is not down: it has stopped. */
+function settled(spans, live) {
+  const over = (next) => (next ? next.state === "stopped" : !live);
+  return spans.map((span, index) => ({
+    ...span, state: span.state === "exited" && over(spans[index + 1]) ? "stopped" : span.state,
+    from: millis(span.started_at), to: millis(span.ended_at),
+  }));
 }
 
 function told(one) {

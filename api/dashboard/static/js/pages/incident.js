@@ -50,6 +50,7 @@ function showTime(incident) {
   const lengths = { ...seconds, recover: seconds.recover ?? Math.max(0, elapsed - done) };
   const whole = (lengths.detect ?? 0) + (lengths.decide ?? 0) + lengths.recover || 1;
   for (const bar of byId("split").children) bar.style.width = `${(100 * (lengths[bar.dataset.part] ?? 0)) / whole}%`;
+  mark(byId("split"), "data-open", incident.open);
   say(byId("total"), incident.open ? `open for ${age(elapsed)}` : `${duration(elapsed)} from failure to recovery`);
   const lines = PARTS.map(([key, name, from, to]) => [key, name, seconds[key] === null ? "not yet" : duration(seconds[key]),
     incident[from] && incident[to] ? `${clock(incident[from])} – ${clock(incident[to])}` : incident[from] ? `since ${clock(incident[from])}` : ""]);
@@ -65,7 +66,7 @@ function showFacts(incident) {
     ["Detected", stamp(incident.detected_at)], ["Recovered", incident.open ? "not yet" : stamp(incident.recovered_at)],
   ]);
   const costs = [...COSTS, ...Object.keys(incident.cost).filter((name) => !COSTS.includes(name))];
-  facts(byId("cost"), costs.map((name) => [sentence(name), plain(incident.cost[name] ?? 0)]));
+  facts(byId("cost"), costs.map((name) => [sentence(name), plain(incident.cost[name] ?? (incident.open ? "not known yet" : 0))]));
   const details = Object.entries(incident.details);
   facts(byId("details"), details.length ? [...details.map(([name, value]) => [words(name), plain(value)]), ["id", incident.id]] : [["id", incident.id]]);
 }

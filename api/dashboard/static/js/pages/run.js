@@ -66,7 +66,7 @@ function showHeading() {
   document.title = `${run.name} · ${status.state} · Whimbrel`;
   say(byId("name"), run.name);
   showState(byId("state"), status.state);
-  say(byId("reason"), status.reason || `The run is ${status.state}.`);
+  say(byId("reason"), status.reason || (status.state === "running" ? `${status.workers_running} of ${status.workers_total} workers run; version ${status.head_version} is committed.` : `The run is ${status.state}.`));
   const done = Math.max(0, status.head_version);
   byId("bar").firstElementChild.style.width = `${(100 * done) / status.max_steps}%`;
   mark(byId("bar"), "aria-valuemax", status.max_steps);
@@ -133,7 +133,7 @@ function showEvents() {
 for (const button of document.querySelectorAll("[data-window]")) {
   button.addEventListener("click", () => {
     for (const other of document.querySelectorAll("[data-window]")) mark(other, "aria-pressed", other === button);
-    timeline.windowS = Number(button.dataset.window);
+    timeline.zoom(Number(button.dataset.window));
     timelineRead = 0;
     live.soon();
   });

@@ -59,7 +59,7 @@ function updateRow(line, run) {
   const { status } = run;
   const cells = line.cells;
   showState(cells[0].firstElementChild, status.state);
-  say(cells[1].lastElementChild, ENDED.has(status.state) || status.state === "running" ? run.spec.model : status.reason);
+  say(cells[1].lastElementChild, ["running", "completed"].includes(status.state) || !status.reason ? run.spec.model : status.reason);
   say(cells[2].firstElementChild, `${Math.max(0, status.head_version)} / ${status.max_steps}`);
   cells[2].querySelector("i").style.width = `${(100 * Math.max(0, status.head_version)) / status.max_steps}%`;
   say(cells[3].querySelector("b"), figure(status.reward));
