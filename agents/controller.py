@@ -6,13 +6,14 @@ only it knows what it may do meanwhile.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
 from whimbrel import wire
 from whimbrel.errors import Fenced, Unauthorized, Unreachable, WhimbrelError
+from whimbrel.limits import WORK_CALL_TIMEOUT_S
 from whimbrel.wire.work import (
     BatchReply,
     BatchRequest,
@@ -25,9 +26,6 @@ from whimbrel.wire.work import (
     ReportReply,
     ReportRequest,
 )
-
-REQUEST_TIMEOUT_S: Final = 10.0
-"""One request; the controller answers from its database, and a busy machine may take seconds."""
 
 Answer = TypeVar("Answer")
 
@@ -43,7 +41,7 @@ class ControllerClient:
         self._url = url.rstrip("/")
         self._http = httpx.Client(
             headers={"authorization": f"Bearer {token}", "content-type": "application/msgpack"},
-            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=2.0),
+            timeout=httpx.Timeout(WORK_CALL_TIMEOUT_S, connect=2.0),
             trust_env=False,
         )
 

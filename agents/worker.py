@@ -26,7 +26,7 @@ from whimbrel import wire
 from whimbrel.clock import rfc3339
 from whimbrel.coordination import BlockingEtcd, Compare, KeyValue, LeaseKeeper, keys
 from whimbrel.errors import EXIT_FAILED, EXIT_FENCED, EXIT_OK, EXIT_USER_ERROR, Fenced, Unreachable, UsageError
-from whimbrel.limits import PROGRESS_EVERY_S, WORKER_LEASE_TTL_S
+from whimbrel.limits import NOTE_CHARS, PROGRESS_EVERY_S, WORKER_LEASE_TTL_S
 from whimbrel.log import configure_logging, get_logger
 from whimbrel.spec import RunSpec
 from whimbrel.wire.cluster import Head, NodeRecord, Ownership, Role, WorkerRecord
@@ -35,7 +35,6 @@ from whimbrel.wire.work import Caller, Phase, Progress
 EXIT_STOPPED: Final = 128 + signal.SIGTERM
 EXIT_FILE: Final = "exit-{rank}.json"
 """Written into the worker's folder on an orderly end, for an agent that adopted the process and cannot wait for it."""
-NOTE_CHARS: Final = 400
 
 log = get_logger("worker")
 
@@ -105,7 +104,8 @@ class WorkerContext:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.spec = launch.spec
-        self.run_id, self.worker, self.role = launch.run_id, launch.worker, launch.role
+        self.run_id, self.worker = launch.run_id, launch.worker
+        self.role: Role = launch.role
         self.epoch, self.start_number, self.node_id = launch.epoch, launch.start, launch.node_id
         self.rank, self.world_size = launch.rank, launch.world_size
         self.home, self.store, self.cache, self.chunks = launch.home, launch.store, launch.cache, launch.chunks
@@ -339,7 +339,9 @@ def run_worker(main: Callable[[WorkerContext], None]) -> NoReturn:
 
 
 def _leave(context: WorkerContext | None, code: int, message: str) -> NoReturn:
-    Path(EXIT_FILE.format(rank=os.environ.get("RANK", "0"))).write_bytes(msgspec.json.encode({"code": code, "message": message}))
+    Path(EXIT_FILE.format(rank=os.environ.get("RANK", "0"))).write_bytes(
+        msgspec.json.encode({"code": code, "message": message})
+    )
     if message:
         print(message, file=sys.stderr, flush=True)  # noqa: T201
     if context is not None:

@@ -14,8 +14,8 @@ NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$")
 
 def new_id(prefix: str) -> str:
     """Return a new identifier such as `run_06a3…`: sortable, unique, safe in paths and URLs."""
-    number = uuid_utils.uuid7().int
-    digits = []
+    number: int = uuid_utils.uuid7().int
+    digits: list[str] = []
     for _ in range(_LENGTH):
         number, digit = divmod(number, 32)
         digits.append(_ALPHABET[digit])

@@ -103,6 +103,10 @@ ENVIRONMENT_FAILURES_MAX: Final = 8
 did, an outage, which is told and during which prompts are tried less often."""
 ENVIRONMENT_RETRY_S: Final = 10.0
 """Between two rounds of prompts while an environment that has worked before is away."""
+INCIDENT_REPEAT_S: Final = 60.0
+"""Between two incidents of one worker about the same chunk, which may be rotten at all its sources."""
+INCIDENT_SUBJECTS_MAX: Final = 256
+"""Chunks of which a worker remembers when it last told of them."""
 LEASE_GROUPS_MAX: Final = 64
 """Groups given out in one `work/lease` call."""
 REPORT_GROUPS_MAX: Final = 64
@@ -133,6 +137,8 @@ CHUNK_MAX_BYTES: Final = 64 * MIB
 """No chunk is larger; a reader refuses to allocate more."""
 MANIFEST_MAX_BYTES: Final = 64 * MIB
 """A manifest is held in memory whole; this is enough for millions of chunks."""
+LAYOUT_ELEMENTS_MAX: Final = 2**56
+"""Positions stay far inside int64, whatever a hostile layout says."""
 PAYLOAD_MAX_BYTES: Final = 16 * MIB
 """One prompt group's tokens, log-probs and version spans."""
 BODY_MAX_BYTES: Final = 8 * MIB

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from whimbrel.errors import EXIT_FENCED, EXIT_USER_ERROR
+from whimbrel.limits import EXIT_SENTENCE_CHARS
 from whimbrel.wire.work import WorkerExit
 
 _ERROR_LINE: Final = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|[a-z][A-Za-z]*): .+")
-_SENTENCE_CHARS: Final = 500
 _SIGNAL_HINTS: Final = {
     "SIGSEGV": "a native library crashed (bad memory access)",
     "SIGBUS": "a native library crashed, or a mapped file was cut short or its disk is full",
@@ -76,7 +76,7 @@ def explain(
         cause = _signal_sentence(who, name, killed_for_memory)
     else:
         cause = _code_sentence(who, end, log_tail, adopted)
-    return WorkerExit(code=code, signal=name, cause=cause[:_SENTENCE_CHARS], log_tail=log_tail)
+    return WorkerExit(code=code, signal=name, cause=cause[:EXIT_SENTENCE_CHARS], log_tail=log_tail)
 
 
 def _signal_name(code: int | None) -> str:
@@ -122,5 +122,5 @@ def last_words(log_tail: str) -> str:
     # Peers and destructors chatter after a traceback; the exception's own line starts at the margin.
     for line in reversed(log_tail.splitlines()):
         if _ERROR_LINE.match(line):
-            return line.strip()[:_SENTENCE_CHARS]
-    return lines[-1][:_SENTENCE_CHARS] if lines else ""
+            return line.strip()[:EXIT_SENTENCE_CHARS]
+    return lines[-1][:EXIT_SENTENCE_CHARS] if lines else ""

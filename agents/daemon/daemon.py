@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack, suppress
-from typing import Final, assert_never
+from typing import assert_never
 
 import psutil
 
@@ -28,12 +28,11 @@ from whimbrel import ids, limits
 from whimbrel.checkpoint import DirectoryStore
 from whimbrel.clock import Clock, SystemClock, rfc3339
 from whimbrel.errors import WhimbrelError
+from whimbrel.limits import AGENT_REST_S
 from whimbrel.log import get_logger
 from whimbrel.transport import ChunkServer
 from whimbrel.wire.cluster import NodeRecord
 
-_LOOP_REST_S: Final = 0.01
-"""Between two passes, however many events come."""
 log = get_logger("agent")
 
 
@@ -156,7 +155,7 @@ class Daemon:
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.STOP_POLL_S if ending else limits.AGENT_POLL_S):
                 await self._wake.wait()
-        await asyncio.sleep(_LOOP_REST_S)
+        await asyncio.sleep(AGENT_REST_S)
 
     def _drains(self) -> bool:
         stuck = self.processes.unkillable()

@@ -14,11 +14,11 @@ from typing import Final
 from agents.daemon.records import WorkerFolders
 from whimbrel import ids, limits
 from whimbrel.errors import NotFound, UsageError
+from whimbrel.limits import LOG_COPY_BYTES
 from whimbrel.wire.node import LogsReply, LogsRequest
 
 LOG_NAME: Final = "worker.log"
 _OLD_NAME: Final = "worker.log.1"
-_COPY_BYTES: Final = 256 * limits.KIB
 
 
 def open_log(folder: Path) -> int:
@@ -55,7 +55,7 @@ def _copy_end(source: int, size_bytes: int, kept_bytes: int, folder: Path) -> No
     position = size_bytes - kept_bytes
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640), "wb") as copy:
         while position < size_bytes:
-            block = os.pread(source, min(_COPY_BYTES, size_bytes - position), position)
+            block = os.pread(source, min(LOG_COPY_BYTES, size_bytes - position), position)
             if not block:
                 break
             copy.write(block)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 import msgspec
 
@@ -11,13 +10,12 @@ from agents.daemon.config import AgentConfig
 from whimbrel import limits, wire
 from whimbrel.coordination import Etcd, LeaseKeeper, keys
 from whimbrel.errors import Conflict, Corrupt, Unreachable, WhimbrelError
+from whimbrel.limits import REGISTER_ATTEMPT_S
 from whimbrel.log import get_logger
 from whimbrel.transport import call_async
 from whimbrel.wire.cluster import NodeRecord
 from whimbrel.wire.node import ProbeReply
 
-_ATTEMPT_S: Final = 5.0
-"""One attempt to register; also what a stop in its midst waits for at most."""
 log = get_logger("agent")
 
 
@@ -54,7 +52,7 @@ class Membership:
                     wire.encode_json(self._record),
                     limits.NODE_LEASE_TTL_S,
                 )
-                await asyncio.to_thread(keeper.start, _ATTEMPT_S)
+                await asyncio.to_thread(keeper.start, REGISTER_ATTEMPT_S)
             except Unreachable as error:
                 if attempt == 0:
                     log.warning("etcd does not answer; the node registers when it does", error=error.message)

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
 
 import msgspec
 
@@ -26,11 +25,11 @@ from agents.daemon.status import process_state_of, status_of
 from agents.daemon.worker import Ending, Rank, TagReader, Worker
 from whimbrel import limits
 from whimbrel.clock import Clock
+from whimbrel.limits import STRAY_SCAN_EVERY_S
 from whimbrel.log import get_logger
 from whimbrel.wire.node import ProcessState
 from whimbrel.wire.work import WorkerStatus
 
-_STRAY_SCAN_EVERY_S: Final = 2.0
 log = get_logger("agent")
 
 
@@ -292,7 +291,7 @@ class Processes:
     def _reap_strays(self) -> None:
         """Wait for orphans that came to this process, and end those that left their worker."""
         now = self._clock.monotonic()
-        if not self._subreaper or now - self._strays_at < _STRAY_SCAN_EVERY_S:
+        if not self._subreaper or now - self._strays_at < STRAY_SCAN_EVERY_S:
             return
         self._strays_at = now
         stats = proc.all_stats()

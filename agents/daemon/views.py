@@ -11,10 +11,10 @@ from agents.daemon.assignments import Key, Owned, Owners, SpecFacts
 from whimbrel import ids, limits, wire
 from whimbrel.coordination import KeyValue, PrefixView, keys
 from whimbrel.errors import Corrupt
+from whimbrel.limits import NODE_RANKS_MAX
 from whimbrel.log import get_logger
 from whimbrel.wire.cluster import Ownership
 
-_RANKS_MAX = 64
 log = get_logger("agent")
 
 
@@ -105,6 +105,6 @@ def _spec_facts(value: bytes) -> SpecFacts | None:
         ranks = msgspec.json.decode(value)["roles"]["trainer"]["ranks"]
     except (msgspec.MsgspecError, KeyError, TypeError):
         return None
-    if not isinstance(ranks, int) or not 1 <= ranks <= _RANKS_MAX:
+    if not isinstance(ranks, int) or not 1 <= ranks <= NODE_RANKS_MAX:
         return None
     return SpecFacts(trainer_ranks=ranks, spec_json=value.decode("utf-8"))

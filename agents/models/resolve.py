@@ -13,11 +13,10 @@ from typing import Final
 
 from agents.models import arithmetic
 from whimbrel.errors import TimedOut, UsageError
+from whimbrel.limits import BUILD_WAIT_S
 
 BUILTIN: Final = "builtin:"
 BUILDERS: Final[dict[str, Callable[[Path, Callable[[str], None]], None]]] = {"arithmetic": arithmetic.build}
-BUILD_WAIT_S: Final = 900.0
-"""How long to wait for another process that builds the same model."""
 
 
 def resolve_model(model: str, home: Path, tell: Callable[[str], None] = lambda _line: None) -> Path:

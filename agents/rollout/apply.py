@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -22,15 +22,8 @@ from agents.rollout.chunks import Chunks
 from agents.rollout.engines.base import Engine
 from whimbrel.checkpoint import HostWeights, LogReader, Manifest, Patch
 from whimbrel.errors import ChainGap, Conflict, Corrupt, MissingChunk, Unreachable, WhimbrelError
+from whimbrel.limits import FOLLOW_RETRY_S, HEAD_WAIT_S, PATCHES_QUEUED, VERSION_REPAIRS_MAX
 from whimbrel.wire.cluster import Head
-
-PATCHES_QUEUED: Final = 8
-"""Patches prepared beyond what the engine has taken; the follower waits beyond that."""
-REPAIRS: Final = 2
-"""Fetches of a version that does not verify, before the host copy is built anew from an anchor."""
-HEAD_WAIT_S: Final = 0.5
-RETRY_S: Final = 1.0
-"""Pause after a source was missing or silent. Generation goes on with the version held."""
 
 log = structlog.get_logger(__name__)
 
@@ -137,21 +130,23 @@ class Follower:
             if head is None:
                 continue
             try:
-                self._advance(head, rebuild=misses >= REPAIRS)
+                self._advance(head, rebuild=misses >= VERSION_REPAIRS_MAX)
                 misses, self.trouble = 0, ""
                 self._on_ready()
             except (Corrupt, Conflict) as error:
                 misses += 1
                 self.trouble = error.message
-                if misses <= REPAIRS + 1:  # one that never verifies is told once more and then only in the note
+                if (
+                    misses <= VERSION_REPAIRS_MAX + 1
+                ):  # one that never verifies is told once more and then only in the note
                     self._incident(
                         "corrupt_chunk", f"Version {head.version} did not verify and is fetched again: {error.message}"
                     )
-                self._ended.wait(RETRY_S if misses > REPAIRS else 0.0)
+                self._ended.wait(FOLLOW_RETRY_S if misses > VERSION_REPAIRS_MAX else 0.0)
             except (MissingChunk, ChainGap, Unreachable) as error:
                 self.trouble = error.message
                 log.warning("a version cannot be fetched now", version=head.version, error=error.message)
-                self._ended.wait(RETRY_S)
+                self._ended.wait(FOLLOW_RETRY_S)
             except Exception as error:
                 self.failure = error
                 self._on_ready()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -12,9 +12,7 @@ from whimbrel.checkpoint import Store
 from whimbrel.checkpoint.stores import chunk_name
 from whimbrel.delta import content_digest
 from whimbrel.errors import Corrupt, MissingChunk, StorageFull, Unreachable, WhimbrelError
-
-PUT_ATTEMPTS: Final = 2
-"""Rounds over all chunk servers for one payload; the courier tries again later."""
+from whimbrel.limits import PUT_ATTEMPTS
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -19,6 +19,7 @@ from agents.rollout.chunks import Chunks
 from agents.rollout.results import Results
 from whimbrel import limits, wire
 from whimbrel.errors import Corrupt, Fenced, MissingChunk, Unreachable, WhimbrelError
+from whimbrel.limits import AWAY_RETRY_S, COURIER_ROUND_S, HELD_CHECK_S, RENEW_EVERY_S
 from whimbrel.wire.payload import GroupPayload
 from whimbrel.wire.work import (
     Caller,
@@ -29,14 +30,6 @@ from whimbrel.wire.work import (
     ReportReply,
     ReportRequest,
 )
-
-RENEW_EVERY_S: Final = 5.0
-"""Reports of groups in progress: a small part of a lease's validity."""
-HELD_CHECK_S: Final = 1.0
-"""Asking which finished groups may be forgotten."""
-AWAY_RETRY_S: Final = 0.5
-ROUND_MAX_S: Final = 0.25
-"""The courier looks for work at least this often."""
 
 log = structlog.get_logger(__name__)
 
@@ -148,7 +141,7 @@ class Courier:
     # -- the courier's thread ------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while not self._ended.is_set():
-            self._work.wait(ROUND_MAX_S)
+            self._work.wait(COURIER_ROUND_S)
             self._work.clear()
             if self._ended.is_set():
                 return

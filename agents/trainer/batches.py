@@ -14,10 +14,9 @@ from agents.trainer.batch import check_sample
 from agents.trainer.place import ChunkSources, Controller, Incidents
 from whimbrel import wire
 from whimbrel.errors import Corrupt, MissingChunk, StorageFull, Unreachable
+from whimbrel.limits import BATCH_RETRY_S
 from whimbrel.wire.payload import GroupPayload
 from whimbrel.wire.work import BatchGroup, BatchRequest, Caller
-
-_RETRY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class BatchFetcher:
                     self._pause(reply.retry_after_s)
             except (Unreachable, StorageFull) as error:
                 self.reason = str(error)
-                self._pause(_RETRY_S)
+                self._pause(BATCH_RETRY_S)
         return None
 
     def _payloads(self, step: int, groups: Sequence[BatchGroup]) -> tuple[list[bytes], list[str]]:

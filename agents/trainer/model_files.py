@@ -15,10 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from whimbrel.errors import UsageError
+from whimbrel.limits import MODEL_FILE_MAX_BYTES
 
 _SUFFIXES: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-_FILE_MAX_BYTES: Final = 64 * 1024 * 1024
-"""Tokenizers are the largest of these files, and are far smaller."""
 
 
 def load_model(folder: Path) -> nn.Module:
@@ -53,7 +52,7 @@ def auxiliary_files(folder: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for path in sorted(folder.iterdir()):
         wanted = path.is_file() and path.suffix in _SUFFIXES and not path.name.endswith(".index.json")
-        if wanted and not path.name.startswith(".") and path.stat().st_size <= _FILE_MAX_BYTES:
+        if wanted and not path.name.startswith(".") and path.stat().st_size <= MODEL_FILE_MAX_BYTES:
             files[path.name] = path.read_bytes()
     config: dict[str, Any] = json.loads(files["config.json"])
     # Both spellings: engines read one or the other.

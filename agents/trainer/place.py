@@ -10,12 +10,10 @@ from typing import Any, Protocol
 from whimbrel.checkpoint import Store
 from whimbrel.checkpoint.stores import chunk_name
 from whimbrel.errors import Corrupt, MissingChunk, Unreachable
+from whimbrel.limits import INCIDENTS_HELD
 from whimbrel.log import get_logger
 from whimbrel.spec import RunSpec
 from whimbrel.wire.work import BatchReply, BatchRequest, Caller, Phase
-
-INCIDENTS_HELD = 100
-"""Incidents kept while the controller is away; older ones are only in the log."""
 
 log = get_logger("trainer")
 

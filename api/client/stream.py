@@ -11,11 +11,7 @@ import httpx
 from api.client.client import Client, Json
 from api.client.problems import raise_for_problem, unreachable
 from whimbrel.errors import Unreachable
-from whimbrel.limits import CONNECT_TIMEOUT_S, SSE_HEARTBEAT_S
-
-_SILENCE_S = 2.5 * SSE_HEARTBEAT_S
-"""Two heartbeats lost: the connection is dead, whatever the kernel says."""
-_RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+from whimbrel.limits import CONNECT_TIMEOUT_S, SSE_SILENCE_S, STREAM_RETRY_S
 
 
 def follow_events(
@@ -51,7 +47,7 @@ def follow_events(
             if now - broken_since > patience_s:
                 raise reason from error
             on_break(reason.message)
-        time.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+        time.sleep(STREAM_RETRY_S[min(failures, len(STREAM_RETRY_S) - 1)])
         failures += 1
 
 
@@ -60,7 +56,7 @@ def _stream(client: Client, run: str, after: int | None) -> Iterator[Json | int 
     headers = {"Accept": "text/event-stream"}
     if after is not None:
         headers["Last-Event-ID"] = str(after)
-    timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=_SILENCE_S)
+    timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=SSE_SILENCE_S)
     params = {"run": run} if run else {}
     with client.http.stream("GET", "/v1/events", params=params, headers=headers, timeout=timeout) as response:
         if not response.is_success:

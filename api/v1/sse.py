@@ -13,12 +13,10 @@ from typing import Final
 
 from api.v1.models import Event
 from whimbrel.errors import LimitReached, WhimbrelError
-from whimbrel.limits import SSE_HEARTBEAT_S, SSE_QUEUE, SSE_READERS_MAX
+from whimbrel.limits import SSE_HEARTBEAT_S, SSE_QUEUE, SSE_READERS_MAX, TAIL_POLL_S
 from whimbrel.log import get_logger
 
 MEDIA_TYPE: Final = "text/event-stream"
-_TAIL_POLL_S: Final = 0.4
-"""How often the newest event id is read while somebody listens: one small query for all readers together."""
 
 ReadAfter = Callable[[int, int], Awaitable[tuple[list[Event], int]]]
 """(after, limit) to events in order of their ids, and the id up to which all were looked at."""
@@ -102,7 +100,7 @@ class EventTail:
                     async with self._moved:
                         self._id = newest
                         self._moved.notify_all()
-            await asyncio.sleep(_TAIL_POLL_S)
+            await asyncio.sleep(TAIL_POLL_S)
 
 
 def encode_event(event: Event) -> bytes:

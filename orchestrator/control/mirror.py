@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from orchestrator.db import Ledger, VersionRepository
 from orchestrator.db.ledger import Commit
 from whimbrel.checkpoint import DirectoryStore, LogReader, Manifest
 from whimbrel.clock import Clock
 from whimbrel.errors import Corrupt, MissingChunk
+from whimbrel.limits import VERSIONS_PER_PASS_MAX
 from whimbrel.log import get_logger
 from whimbrel.transport import ChunkClient
 from whimbrel.wire.cluster import Head
 
 log = get_logger("mirror")
-
-VERSIONS_PER_PASS: Final = 256
-"""Versions recorded before the next look at the term: a long backlog must not outlive a deposed leader."""
 
 
 class LogFetch:
@@ -62,7 +59,7 @@ class Mirror:
         self._full_bytes: dict[str, int] = {}
 
     async def catch_up(self, epoch: int, head: Head, mirrored_version: int) -> int:
-        """Record the versions after `mirrored_version` up to the head, at most VERSIONS_PER_PASS; returns the newest recorded.
+        """Record the versions after `mirrored_version` up to the head, in bounded passes; returns the newest recorded.
 
         Raises:
             MissingChunk, Corrupt: a manifest cannot be had now; nothing after it was recorded.
@@ -70,7 +67,7 @@ class Mirror:
         """
         reader = LogReader(self._fetch, head.run_id)
         chain = await asyncio.to_thread(_walk_back, reader, head.manifest, mirrored_version)
-        for digest, manifest in chain[:VERSIONS_PER_PASS]:
+        for digest, manifest in chain[:VERSIONS_PER_PASS_MAX]:
             full_bytes = await asyncio.to_thread(self._full_size, reader, manifest)
             await self._ledger.mirror_commit(_commit(digest, manifest, full_bytes, self._clock.wall()), leader=epoch)
             await self._note_snapshot(epoch, manifest)

@@ -6,9 +6,9 @@ import json
 from datetime import timedelta
 
 import httpx
-from api.services import Services
 from fastapi import FastAPI
 
+from api.services import Services
 from tests.api.support import StubController, now, spec
 from whimbrel.errors import Unreachable
 from whimbrel.wire.cluster import Leader

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from api.services import Services
 
+from api.services import Services
 from orchestrator.db import tables
 from tests.api.support import StubController, now, spec, version_row
 

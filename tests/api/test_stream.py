@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from api.services import Services
 from fastapi import FastAPI
 
 from api.client import Client, follow_events
+from api.services import Services
 from api.v1 import sse
 from api.v1.sse import EventTail
 from tests.api.support import ADMIN, spec

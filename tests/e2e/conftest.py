@@ -87,7 +87,7 @@ def stage(tmp_path: Path, tiny_model: Path) -> Iterator[Callable[..., Stage]]:
             nodes=nodes,
             port=free_port(),
             etcd_port=free_port(),
-            say=lambda line: print(line, file=sys.stderr),
+            say=lambda line: print(line, file=sys.stderr),  # noqa: T201
         )
         clusters.append(cluster)
         cluster.start()

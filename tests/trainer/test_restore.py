@@ -14,7 +14,7 @@ from tests.trainer.stage import RUN, FakePlace, own_trainer, read_head, restore,
 from tests.trainer.support import make_spec
 from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, MemoryStore, StepRecord, WeightLog, store_fetch
 from whimbrel.coordination import BlockingEtcd, EtcdServer, keys
-from whimbrel.errors import Fenced, StorageFull, Unreachable
+from whimbrel.errors import Conflict, Fenced, StorageFull, Unreachable
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +144,20 @@ def test_an_old_epoch_cannot_commit(tmp_path: Path, etcd: BlockingEtcd, model: s
     assert read_head(etcd) == before[0]
     with pytest.raises(Fenced):
         restore(place)
+
+
+def test_law_1_a_head_that_another_moved_is_not_overwritten(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
+    """Even under the right epoch: a commit follows the head that it was made from, or does not happen."""
+    place = _place(tmp_path, etcd, model)
+    trained = restore(place)
+    moved = etcd.get(keys.head(RUN))
+    assert moved is not None
+    etcd.put(keys.head(RUN), moved.value)
+    with pytest.raises(Conflict, match="never saw"):
+        trained.publisher.publish(StepRecord(step=0), {})
+    head = read_head(etcd)
+    assert head is not None
+    assert head.version == 0
 
 
 def test_the_base_advances_only_on_commit(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,9 +29,7 @@ from whimbrel.delta import (
     state_digest,
 )
 from whimbrel.errors import Corrupt, LimitReached, MissingChunk, UsageError
-
-FETCH_BATCH_BYTES: Final = 16 * limits.CHUNK_TARGET_BYTES
-"""Chunks in memory at once while an anchor or snapshot is read."""
+from whimbrel.limits import ANCHOR_BATCH_BYTES
 
 
 class PlacedChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -159,7 +157,7 @@ def write_file(store: Store, name: str, data: bytes) -> FileRecord:
 
 
 def read_chunks(fetch: Fetch, refs: Sequence[ChunkRef]) -> Iterator[bytes]:
-    """The verified bytes of the chunks in order, fetched FETCH_BATCH_BYTES at a time.
+    """The verified bytes of the chunks in order, fetched ANCHOR_BATCH_BYTES at a time.
 
     Raises:
         MissingChunk: the fetch does not return one. Corrupt: one has other bytes or another size.
@@ -167,7 +165,7 @@ def read_chunks(fetch: Fetch, refs: Sequence[ChunkRef]) -> Iterator[bytes]:
     batch: list[ChunkRef] = []
     held = 0
     for ref in [*refs, None]:
-        if batch and (ref is None or held + ref.nbytes > FETCH_BATCH_BYTES):
+        if batch and (ref is None or held + ref.nbytes > ANCHOR_BATCH_BYTES):
             got = fetch(list(dict.fromkeys(each.digest for each in batch)))
             for each in batch:
                 yield checked(got, each.digest, each.nbytes)

@@ -19,11 +19,9 @@ from typing import Final
 
 from whimbrel.coordination.etcd import Compare, Etcd, KeyValue, Put, retry_pause_s
 from whimbrel.errors import Fenced, NotFound, Unreachable
-from whimbrel.limits import LEASE_MARGIN_S, LEASE_START_TIMEOUT_S
+from whimbrel.limits import LEASE_MARGIN_S, LEASE_START_TIMEOUT_S, OWN_LEASES_KEPT
 from whimbrel.log import get_logger
 
-OWN_LEASES_KEPT: Final = 32
-"""Leases whose put may have taken effect without our knowing; older ones have expired long ago."""
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Monotonic, and where there is one, the clock that goes on while the machine sleeps: etcd's clock does."""
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.errors import TimedOut, WhimbrelError
+from whimbrel.limits import ETCD_START_TIMEOUT_S, ETCD_STOP_TIMEOUT_S
 
-START_TIMEOUT_S: Final = 20.0
-STOP_TIMEOUT_S: Final = 5.0
 _VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)")
 OLDEST: Final = (3, 4)
 
@@ -94,7 +93,7 @@ class EtcdServer:
         assert self.process is not None, "etcd was not started"
         return self.process.pid
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def start(self, timeout_s: float = ETCD_START_TIMEOUT_S) -> None:
         """Start etcd and wait until it answers.
 
         Raises:
@@ -126,7 +125,7 @@ class EtcdServer:
         self.resume()
         self.process.terminate()
         try:
-            self.process.wait(timeout=STOP_TIMEOUT_S)
+            self.process.wait(timeout=ETCD_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
         self._end_guard()
@@ -135,7 +134,7 @@ class EtcdServer:
         """SIGKILL."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(timeout=STOP_TIMEOUT_S)
+            self.process.wait(timeout=ETCD_STOP_TIMEOUT_S)
         self._end_guard()
 
     def pause(self) -> None:
@@ -150,7 +149,7 @@ class EtcdServer:
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.kill()
-            guard.wait(timeout=STOP_TIMEOUT_S)
+            guard.wait(timeout=ETCD_STOP_TIMEOUT_S)
             assert guard.stdin is not None
             guard.stdin.close()
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from whimbrel import limits
 from whimbrel.delta.layout import Bits
 from whimbrel.errors import Corrupt
+from whimbrel.limits import CHUNK_RAW_MAX, CHUNK_SPANS_MAX
 
 MAGIC: Final = b"WHC1"
 SPARSE: Final = 0
@@ -35,15 +36,11 @@ XOR: Final = 1
 SET: Final = 2
 STREAMS: Final = {(SPARSE, ADD): 6, (SPARSE, XOR): 3, (DENSE, ADD): 2, (DENSE, SET): 2}
 """Number of streams of each form, the spans included; other forms do not exist."""
-SPANS_MAX: Final = 65_536
-"""Tensor ranges in one chunk: bounds the span table, which is larger than the elements of scalar tensors."""
 
 _HEADER: Final = struct.Struct("<4sBBBB16sQQI")
 _ENTRY: Final = struct.Struct("<II")
 _ZSTD_LEVEL: Final = 1
 """Higher levels gain nothing on these streams."""
-_RAW_MAX: Final = 2 * limits.CHUNK_MAX_BYTES
-"""A sparse chunk of 8-byte elements has streams a little larger than its elements; none is twice as large."""
 
 
 class ChunkInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +92,7 @@ def unpack_chunk(info: ChunkInfo, data: bytes) -> tuple[Header, list[bytes]]:
     Raises:
         Corrupt: the bytes are no chunk, or not the one that `info` describes.
     """
-    _require(0 <= info.raw_nbytes <= _RAW_MAX, f"claims {info.raw_nbytes} bytes uncompressed")
+    _require(0 <= info.raw_nbytes <= CHUNK_RAW_MAX, f"claims {info.raw_nbytes} bytes uncompressed")
     _require(0 < info.changed <= info.elements <= limits.CHUNK_MAX_BYTES, f"claims {info.elements} elements")
     _require(len(data) == info.nbytes, f"has {len(data)} bytes where its manifest says {info.nbytes}")
     _require(len(data) >= _HEADER.size, "is shorter than its header")
@@ -104,7 +101,7 @@ def unpack_chunk(info: ChunkInfo, data: bytes) -> tuple[Header, list[bytes]]:
     _require(STREAMS.get((mode, operation)) == count, f"has the unknown form {mode}/{operation} of {count} streams")
     _require(width in (1, 2, 4, 8) and (mode, operation, width) not in _WRONG_WIDTHS, f"has elements of {width} bytes")
     same = (elements, changed, spans) == (info.elements, info.changed, info.spans)
-    _require(same and 0 < spans <= SPANS_MAX, "has other counts than its manifest says")
+    _require(same and 0 < spans <= CHUNK_SPANS_MAX, "has other counts than its manifest says")
     _require(elements * width <= limits.CHUNK_MAX_BYTES, f"covers {elements * width} bytes of elements")
     header = Header(mode, operation, width, layout, elements, changed, spans)
     return header, _unpack_streams(info, data, count)

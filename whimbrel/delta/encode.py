@@ -146,7 +146,7 @@ def _windows(layout: Layout, pieces: Sequence[Piece]) -> Iterator[list[_Segment]
             if size > target // 2:
                 yield from ([_Segment(number, at, min(target, size - at))] for at in range(0, size, target))
                 continue
-            if size > room or len(packed) == chunk.SPANS_MAX:
+            if size > room or len(packed) == chunk.CHUNK_SPANS_MAX:
                 yield packed
                 packed, room = [], target
             packed.append(_Segment(number, 0, size))

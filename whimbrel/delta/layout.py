@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import Corrupt, NotFound, UsageError
+from whimbrel.limits import LAYOUT_ELEMENTS_MAX
 
 Bits = NDArray[Any]
 """1-D array of uint8, uint16, uint32 or uint64."""
@@ -33,8 +34,6 @@ ITEM_BYTES: Final = {
 """Bytes of one element, by the dtype names of safetensors."""
 
 _BITS: Final = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
-_ELEMENTS_MAX: Final = 2**56
-"""Positions stay far inside int64, whatever a hostile layout says."""
 
 
 def content_digest(data: bytes | bytearray | memoryview) -> str:
@@ -91,8 +90,8 @@ class Layout:
             self.offsets.append(total)
             total += spec.elements
             nbytes += spec.elements * item_bytes(spec.dtype)
-        if total > _ELEMENTS_MAX:
-            raise UsageError(f"The layout has {total} elements; the log addresses at most {_ELEMENTS_MAX}.")
+        if total > LAYOUT_ELEMENTS_MAX:
+            raise UsageError(f"The layout has {total} elements; the log addresses at most {LAYOUT_ELEMENTS_MAX}.")
         if len(self._index) != len(tensors) or list(self._index) != sorted(self._index):
             raise UsageError("A layout's tensors must have distinct names in sorted order.")
         self.elements = total

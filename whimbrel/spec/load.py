@@ -6,7 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -38,12 +38,19 @@ def load_run_file(path: Path) -> RunSpec:
         beside = (path.parent / model).resolve()
         if beside.is_dir():
             document["model"] = str(beside)
-    environment = document.get("environment")
-    if isinstance(environment, dict) and isinstance(environment.get("entry"), str):
-        file, colon, function = environment["entry"].rpartition(":")
-        if file.endswith(".py") and (path.parent / file).is_file():
-            environment["entry"] = f"{(path.parent / file).resolve()}{colon}{function}"
+    environment: object = document.get("environment")
+    if isinstance(environment, dict):
+        _place_entry(cast("dict[str, object]", environment), path.parent)
     return parse_run_spec(document, source=str(path))
+
+
+def _place_entry(environment: dict[str, object], folder: Path) -> None:
+    """Make an environment's file, which is named as seen from the run file's folder, absolute."""
+    entry = environment.get("entry")
+    if isinstance(entry, str):
+        file, colon, function = entry.rpartition(":")
+        if file.endswith(".py") and (folder / file).is_file():
+            environment["entry"] = f"{(folder / file).resolve()}{colon}{function}"
 
 
 def parse_run_spec(document: Mapping[str, Any], *, source: str = "the run spec") -> RunSpec:

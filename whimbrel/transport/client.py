@@ -11,18 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 from whimbrel.delta import content_digest
 from whimbrel.errors import Corrupt, LimitReached, MissingChunk, Unauthorized, Unreachable, WhimbrelError
-from whimbrel.limits import CHUNK_MAX_BYTES, IO_TIMEOUT_S, TRANSFER_DEADLINE_S, TRANSFER_RETRIES, TRANSFER_STREAMS
+from whimbrel.limits import (
+    CHUNK_MAX_BYTES,
+    IO_TIMEOUT_S,
+    SHUN_S,
+    TRANSFER_DEADLINE_S,
+    TRANSFER_RETRIES,
+    TRANSFER_RETRY_PAUSE_S,
+    TRANSFER_STREAMS,
+)
 from whimbrel.transport.connection import Broken, Connection
 from whimbrel.transport.frames import Call, Get, Put, Reply, Request, Size
-
-RETRY_PAUSE_S: Final = 0.2
-"""Before all sources are asked again, times the number of rounds so far."""
-SHUN_S: Final = 10.0
-"""A source that did not answer is asked last for this long, so that not every chunk waits for the same dead node."""
 
 
 class ChunkClient:
@@ -113,7 +115,7 @@ class ChunkClient:
         corrupt = 0
         for attempt in range(TRANSFER_RETRIES):
             if attempt:
-                time.sleep(RETRY_PAUSE_S * attempt)
+                time.sleep(TRANSFER_RETRY_PAUSE_S * attempt)
             for source in self._best_first(sources):
                 if time.monotonic() > deadline:
                     break

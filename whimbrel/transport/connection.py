@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import socket
-from typing import Final
 
 from whimbrel.errors import LimitReached, Unreachable
-from whimbrel.limits import CONNECT_TIMEOUT_S, IO_TIMEOUT_S
+from whimbrel.limits import CONNECT_TIMEOUT_S, IO_TIMEOUT_S, PIECE_BYTES
 from whimbrel.transport import frames
 from whimbrel.transport.frames import Hello, Reply, Request
-
-PIECE_BYTES: Final = 256 * 1024
-"""Received or sent at a time; the timeout holds for each, so that a slow line is no broken one."""
 
 
 class Broken(Exception):

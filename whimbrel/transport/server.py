@@ -32,13 +32,11 @@ from whimbrel.limits import (
     FRAME_MAX_BYTES,
     IDLE_TIMEOUT_S,
     IO_TIMEOUT_S,
+    SLICE_BYTES,
 )
 from whimbrel.log import get_logger
 from whimbrel.transport import frames
 from whimbrel.transport.frames import Call, Get, Hello, Put, Reply, Request, Size
-
-SLICE_BYTES: Final = 1024 * 1024
-"""Read and sent at a time, so that one transfer holds little memory."""
 
 ANSWER_MAX_BYTES: Final = FRAME_MAX_BYTES - 1024
 """What a handler may answer: it must fit into one frame with its envelope."""

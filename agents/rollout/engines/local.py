@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,8 @@ from agents.rollout.engines.cache import BatchCache
 from agents.rollout.engines.sampling import draw, uniforms
 from agents.rollout.engines.weights import ModelWeights
 from whimbrel.delta import Bits, Change, Layout
+from whimbrel.limits import PREFILL_TOKENS
 from whimbrel.spec import RunSpec
-
-PREFILL_TOKENS: Final = 16_384
-"""Padded tokens in one prefill pass; bounds its memory."""
 
 
 class TransformersEngine:

@@ -16,10 +16,9 @@ import structlog
 
 from agents.rollout.environments.base import Prompt, as_messages, mix
 from whimbrel.errors import EnvironmentFailed, UsageError
+from whimbrel.limits import PROMPTS_KEPT
 from whimbrel.spec import EnvironmentSpec
 
-ITEMS_KEPT: Final = 1_024
-"""Recently made items, so that scoring n samples of a prompt makes the prompt once."""
 ANSWER_FAULTS: Final = (
     ValueError,
     TypeError,
@@ -87,7 +86,7 @@ class ProceduralEnvironment:
                     index=index,
                 ) from error
             self._items[index] = held
-            if len(self._items) > ITEMS_KEPT:
+            if len(self._items) > PROMPTS_KEPT:
                 self._items.popitem(last=False)
         return held
 

@@ -21,13 +21,10 @@ import psutil
 
 from agents.rollout.environments.base import Prompt, as_messages
 from whimbrel.errors import EnvironmentFailed, UsageError
-from whimbrel.limits import FRAME_MAX_BYTES
+from whimbrel.limits import ENVIRONMENT_EXIT_S, ENVIRONMENT_START_S, FRAME_MAX_BYTES
 from whimbrel.spec import EnvironmentSpec
 
 LENGTH: Final = struct.Struct("!I")
-START_TIMEOUT_S: Final = 120.0
-"""Importing the user's module on a busy machine; calls have `environment.timeout_s`."""
-EXIT_WAIT_S: Final = 5.0
 
 
 class UserEnvironment:
@@ -112,12 +109,12 @@ class UserEnvironment:
         os.close(request_read)
         os.close(reply_write)
         try:
-            reply = self._exchange(["load", self._entry, dict(self._spec.params), self._seed], START_TIMEOUT_S)
+            reply = self._exchange(["load", self._entry, dict(self._spec.params), self._seed], ENVIRONMENT_START_S)
         except (TimeoutError, EOFError, OSError) as error:
             code = self._kill()
             raise UsageError(
                 f"environment.entry {self._entry} could not be loaded: its process ended with {_exit_words(code)}, "
-                f"or took longer than {START_TIMEOUT_S:g} s.",
+                f"or took longer than {ENVIRONMENT_START_S:g} s.",
                 hint="Its last lines are in the worker's log.",
             ) from error
         if "error" in reply:
@@ -175,7 +172,7 @@ class UserEnvironment:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        return child.wait(timeout=EXIT_WAIT_S)
+        return child.wait(timeout=ENVIRONMENT_EXIT_S)
 
 
 def _are_messages(value: Any) -> bool:
