@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.dashboard.fake_api import ADMIN, Served, make_app
 from tests.dashboard.fleet import Fleet
@@ -16,6 +16,7 @@ from whimbrel.coordination import free_port
 
 _QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
 _WAIT_MS = 15_000
+expect.set_options(timeout=_WAIT_MS)
 
 
 @dataclass

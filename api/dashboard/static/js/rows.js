@@ -1,7 +1,7 @@
 // Rows that more than one page shows: incidents, events, and the question before a grave action.
 
 import { post, Lost } from "./api.js";
-import { byId, h, icon, mark, row, say } from "./dom.js";
+import { h, icon, mark, row, say } from "./dom.js";
 import { age, ago, clock, duration, sentence, since, stamp } from "./format.js";
 import { notify } from "./live.js";
 import { severityLook, showState } from "./states.js";
@@ -35,19 +35,22 @@ export function eventItem(event) {
   return h("li", { "data-tone": tone }, h("time", { datetime: event.at, title: stamp(event.at) }, clock(event.at)), icon(shape), h("p", {}, event.message));
 }
 
-/** Asks in a dialog; resolves to whether the answer was yes. */
+/**
+ * Asks in a dialog; resolves to whether the answer was yes. Each question has a dialog of its own: "close" comes late,
+ * and that of an earlier question would answer this one.
+ */
 export function confirmed(title, text, yes) {
-  let dialog = byId("ask");
-  if (dialog === null) {
-    dialog = h("dialog", { id: "ask", "aria-labelledby": "ask-title" });
-    document.body.append(dialog);
-  }
-  dialog.replaceChildren(h("form", { method: "dialog" },
+  const dialog = h("dialog", { "aria-labelledby": "ask-title" }, h("form", { method: "dialog" },
     h("h2", { id: "ask-title" }, title), h("p", {}, text),
     h("div", { class: "row" }, h("button", { value: "no" }, "Cancel"), h("button", { class: "grave", value: "yes" }, yes))));
-  dialog.returnValue = "no";
+  document.body.append(dialog);
   dialog.showModal();
-  return new Promise((answer) => dialog.addEventListener("close", () => answer(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((answer) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      answer(dialog.returnValue === "yes");
+    }, { once: true });
+  });
 }
 
 /** Posts an action and says how it went. */
@@ -57,7 +60,7 @@ export async function act(path, done) {
     notify(done);
     return true;
   } catch (error) {
-    notify(error instanceof Lost ? "The controller does not answer; nothing was changed." : [error.message, error.hint].filter(Boolean).join(" "), "bad", 8000);
+    notify(error instanceof Lost ? "The controller did not answer; look whether it took this before asking again." : [error.message, error.hint].filter(Boolean).join(" "), "bad", 8000);
     return false;
   }
 }

@@ -4,7 +4,7 @@ import { get, part } from "../api.js";
 import { REFRESH_ACTIVE_MS, REFRESH_IDLE_MS, VERSIONS_SHOWN } from "../bounds.js";
 import { byId, h, keyed, mark, row, say } from "../dom.js";
 import { ago, bytes, figure, number, percent, stamp } from "../format.js";
-import { Live } from "../live.js";
+import { Live, notify } from "../live.js";
 
 const { run } = document.querySelector("main").dataset;
 const table = byId("versions");
@@ -61,7 +61,13 @@ function updateRow(line, version) {
 }
 
 byId("more").addEventListener("click", async () => {
-  const page = await get(`/v1/runs/${part(run)}/versions?limit=${VERSIONS_SHOWN}&cursor=${encodeURIComponent(cursor)}`);
+  let page;
+  try {
+    page = await get(`/v1/runs/${part(run)}/versions?limit=${VERSIONS_SHOWN}&cursor=${encodeURIComponent(cursor)}`);
+  } catch (error) {
+    notify(`Older versions could not be read: ${error.message}`, "bad");
+    return;
+  }
   older = true;
   cursor = page.next_cursor;
   for (const version of page.items) held.set(version.version, version);
