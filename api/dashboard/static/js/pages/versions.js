@@ -49,7 +49,7 @@ function createRow(version) {
   mark(cells[3], "title", `${number(version.changed)} of ${number(version.total)} elements`);
   cells[4].append(h("span", { class: "group" }));
   say(cells[5], figure(version.metrics["reward/mean"]));
-  cells[6].append(h("code", { title: version.manifest }, version.manifest.slice(0, 16)));
+  cells[6].append(h("code", { title: version.manifest }, version.manifest.slice(0, 12)));
   return line;
 }
 
