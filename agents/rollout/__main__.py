@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import structlog
 import torch
 
@@ -10,6 +12,7 @@ from agents.rollout.courier import Courier
 from agents.rollout.engines.local import TransformersEngine
 from agents.rollout.environments import open_environment
 from agents.rollout.loop import Rollout
+from agents.rollout.seldom import Seldom
 from agents.worker import WorkerContext, run_worker
 from whimbrel.checkpoint import DirectoryStore
 from whimbrel.errors import Unreachable
@@ -21,6 +24,7 @@ log = structlog.get_logger(__name__)
 def main(context: WorkerContext) -> None:
     """Work for this run until stopped or fenced."""
     torch.set_num_threads(1)
+    seldom = Seldom(time.monotonic)
 
     def incident(kind: str, message: str) -> None:
         log.warning(message, kind=kind)
@@ -30,10 +34,13 @@ def main(context: WorkerContext) -> None:
             log.warning("the incident could not be recorded", kind=kind, error=str(error))
 
     def arrived_corrupt(digest: str, source: str) -> None:
-        incident("corrupt_chunk", f"Chunk {digest} came with other bytes from {source}; it is fetched from elsewhere.")
+        if seldom.due(digest):
+            text = f"Chunk {digest} came with other bytes from {source}; it is fetched from elsewhere."
+            incident("corrupt_chunk", text)
 
-    def held_corrupt(_digest: str, message: str) -> None:
-        incident("corrupt_chunk", message)
+    def held_corrupt(digest: str, message: str) -> None:
+        if seldom.due(f"held {digest}"):
+            incident("corrupt_chunk", message)
 
     client = ChunkClient(context.launch.cluster_token, on_corrupt=arrived_corrupt)
     environment = open_environment(context.spec.environment, context.spec.seed)

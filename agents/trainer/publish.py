@@ -207,7 +207,7 @@ class Publisher:
 
     def _wait(self, patience: _Patience, kind: str, why: str) -> None:
         # The counter moves, so that a wait with a known reason is not taken for a hang.
-        self._place.progress("publishing", note=why, counters={"publish_retries": 1.0})
+        self._place.progress("waiting", note=why, counters={"publish_retries": 1.0})
         if kind and patience.first:
             self._incidents.report(kind, f"The step waits to be published: {why}")
         self._place.check()

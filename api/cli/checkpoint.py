@@ -9,7 +9,7 @@ import typer
 
 from api.cli.connect import connect
 from api.cli.output import Column, Format, Output, number, print_item, print_items, say, size
-from whimbrel.errors import EXIT_FAILED, NotFound
+from whimbrel.errors import EXIT_FAILED, Corrupt, MissingChunk, NotFound
 from whimbrel.settings import Settings
 
 app = typer.Typer(no_args_is_help=True)
@@ -97,7 +97,13 @@ def _verified(found: dict[str, Any]) -> dict[str, Any]:
     path = Settings().store_path
     if not path.is_dir():
         raise NotFound(f"There is no weight log at {path}.", hint="Set WHIMBREL_STORE to the run's store.")
-    report = verify_chain(DirectoryStore(path), found["run_id"], found["version"], head=found["manifest"])
+    try:
+        report = verify_chain(DirectoryStore(path), found["run_id"], found["version"], head=found["manifest"])
+    except (Corrupt, MissingChunk) as error:
+        raise type(error)(
+            f"Version {found['version']} is not whole in {path}: {error.message}",
+            hint="Put the file back from a copy of the store; versions from the next anchor on do without it.",
+        ) from error
     return {**asdict(report), "verified": True}
 
 

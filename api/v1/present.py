@@ -43,7 +43,7 @@ def _run_status(row: tables.Run, facts: RunFacts) -> models.RunStatus:
     metrics = facts.latest.metrics if facts.latest is not None else {}
     return models.RunStatus(
         state=row.state,
-        reason=row.error or row.reason,
+        reason=row.error or row.reason or _waits(row, facts),
         head_version=row.head_version,
         max_steps=row.max_steps,
         reward=_figure(metrics, "reward/mean"),
@@ -57,6 +57,13 @@ def _run_status(row: tables.Run, facts: RunFacts) -> models.RunStatus:
         workers_total=len(facts.workers),
         open_incidents=len(facts.open_incidents),
     )
+
+
+def _waits(row: tables.Run, facts: RunFacts) -> str:
+    """What the workers of a running run wait for, in their own words; empty while all of them work."""
+    if row.state != "running":
+        return ""
+    return " ".join(f"{one.name} waits: {one.note}" for one in facts.workers if one.phase == "waiting" and one.note)
 
 
 def _tokens_per_s(row: tables.Run, facts: RunFacts, metrics: dict[str, Any]) -> float | None:

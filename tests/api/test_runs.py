@@ -164,6 +164,7 @@ async def test_the_status_says_what_the_newest_version_and_the_workers_say(
             state="running",
             gauges={"tokens_per_s": 30},
         )
+    await services.fleet.put_worker(run["id"], "rollout-2", phase="waiting", note="The controller is away.")
     await services.fleet.put_worker(
         run["id"], "trainer", role="trainer", node_id="n1", epoch=5, start=1, state="exited"
     )
@@ -173,6 +174,7 @@ async def test_the_status_says_what_the_newest_version_and_the_workers_say(
     assert (status["reward"], status["staleness_max"], status["tokens_per_s"]) == (0.2, 1.0, 60.0)
     assert (status["ettr"], status["eta_seconds"], status["recoveries"]) == (0.75, 30.0, 1)
     assert (status["workers_running"], status["workers_total"], status["open_incidents"]) == (2, 3, 1)
+    assert status["reason"] == "rollout-2 waits: The controller is away."
     conditions = {one["type"]: one for one in body["conditions"]}
     assert conditions["Healthy"]["message"] == "It died."
     assert conditions["Ready"]["status"] == "false"
