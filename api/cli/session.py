@@ -205,7 +205,7 @@ def summarise(client: Client, run: Json, say: Say) -> Json:
     say(
         f"  ledger      {balance}: {audit['issued']} groups issued, {audit['consumed']} consumed, {audit['dropped']} dropped"
     )
-    say(f"  policy      whimbrel checkpoint ls {run['name']}")
+    say("  see it      whimbrel up  serves this home again: dashboard, API, `whimbrel checkpoint ls`")
     return figures
 
 
