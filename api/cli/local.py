@@ -50,6 +50,8 @@ class Child:
     starts: int = 0
     held: bool = False
     """Not to be started again until released."""
+    log_from: int = 0
+    """Where in the log the present start begins."""
 
     @property
     def pid(self) -> int | None:
@@ -60,6 +62,7 @@ class Child:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX
         with self.log_path.open("wb" if fresh else "ab") as log:
+            self.log_from = log.tell()
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -71,11 +74,11 @@ class Child:
         self.starts += 1
 
     def last_lines(self, count: int = 5) -> str:
-        """The end of the log, for messages."""
+        """The end of what was logged since the last start, for messages."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as log:
-            log.seek(max(0, self.log_path.stat().st_size - 4096))
+            log.seek(max(self.log_from, self.log_path.stat().st_size - 4096))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-count:])
 
 

@@ -70,7 +70,11 @@ def prepare(spec: RunSpec, home: Path) -> None:
         WhimbrelError: something is missing; with the sentence, hint and exit code of the node software.
     """
     command = [sys.executable, "-m", "agents.prepare", spec.model_dump_json(), str(home)]
-    done = subprocess.run(command, check=False, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+    try:
+        done = subprocess.run(command, check=False, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: nothing was started\n")
+        raise
     if done.returncode != EXIT_OK:
         *_, message, hint = ["", "", *done.stderr.rstrip("\n").split("\n")]
         kind = UsageError if done.returncode == EXIT_USAGE else WhimbrelError

@@ -1,10 +1,8 @@
-"""The event log: one line of history each, numbered, with fan-out to readers in this process."""
+"""The event log: one line of history each, numbered in the order in which readers see them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,49 +11,18 @@ from sqlalchemy import delete, func, select
 from orchestrator.db.session import Database
 from orchestrator.db.tables import Event
 from whimbrel.clock import Clock, SystemClock
-from whimbrel.errors import Unreachable
-from whimbrel.limits import EVENTS_KEPT, LOOP_MAX_PERIOD_S, PAGE_MAX, SSE_QUEUE
+from whimbrel.limits import EVENTS_KEPT, PAGE_MAX
 
 _APPEND_LOCK: Final = 0x65_76_65_6E
 """PostgreSQL's advisory lock of whoever appends events."""
 
 
-class Subscription:
-    """Events for one reader, in order of their ids, each once."""
-
-    def __init__(self, run_id: str | None) -> None:
-        self._run_id = run_id
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(SSE_QUEUE)
-        self.lost = False
-        """The reader was too slow and missed events: it must resume by id from the database."""
-
-    async def get(self, timeout_s: float) -> Event | None:
-        """The next event, or None when there is none within `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._queue.get()
-        except TimeoutError:
-            return None
-
-    def put(self, event: Event) -> None:
-        if self._run_id is not None and event.run_id != self._run_id:
-            return
-        try:
-            self._queue.put_nowait(event)
-        except asyncio.QueueFull:
-            self.lost = True
-
-
 class EventLog:
-    """Rows of `events`. All readers in the process are fed by one poller, so that events of other controllers arrive too."""
+    """Rows of `events`. Readers follow by id, so that the events of other controllers reach them too."""
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._subscriptions: set[Subscription] = set()
-        self._delivered: int | None = None
-        """Id of the last event given to the subscriptions; None before the first poll."""
-        self._delivering = asyncio.Lock()
 
     async def append(
         self,
@@ -69,7 +36,7 @@ class EventLog:
         at: datetime | None = None,
         leader: int | None = None,
     ) -> Event:
-        """Add one event (severity info, warning or error) and wake its readers."""
+        """Add one event (severity info, warning or error)."""
         row = {"kind": kind, "message": message, "subject": subject, "run_id": run_id, "severity": severity}
         return (await self.append_many([{**row, "data": data or {}, "at": at}], leader=leader))[0]
 
@@ -81,8 +48,6 @@ class EventLog:
             if not self._database.is_sqlite:  # ids must become visible in order, or readers by id would skip some
                 await session.execute(select(func.pg_advisory_xact_lock(_APPEND_LOCK)))
             session.add_all(rows)
-        if self._subscriptions:
-            await self.poll()
         return rows
 
     async def after(self, last_id: int, *, run_id: str | None = None, limit: int = PAGE_MAX) -> list[Event]:
@@ -105,42 +70,6 @@ class EventLog:
         """Id of the newest event; 0 when there is none."""
         async with self._database.read() as session:
             return (await session.execute(select(func.max(Event.id)))).scalar_one() or 0
-
-    @asynccontextmanager
-    async def subscribe(self, run_id: str | None = None) -> AsyncGenerator[Subscription, None]:
-        """New events from now on, of one run or of all. To resume, subscribe first, then read `after`, then skip doubles."""
-        subscription = Subscription(run_id)
-        if not self._subscriptions:
-            self._delivered = None
-        await self.poll()
-        self._subscriptions.add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._subscriptions.discard(subscription)
-
-    async def poll(self) -> None:
-        """Give the subscriptions what came into the database since the last time."""
-        async with self._delivering:
-            if self._delivered is None:
-                self._delivered = await self.last_id()
-            while events := await self.after(self._delivered):
-                for event in events:
-                    for subscription in self._subscriptions:
-                        subscription.put(event)
-                self._delivered = events[-1].id
-
-    async def poll_forever(self, every_s: float = LOOP_MAX_PERIOD_S) -> None:
-        """Poll until cancelled; a database that is away is asked again."""
-        while True:
-            try:
-                if self._subscriptions:
-                    await self.poll()
-                else:
-                    self._delivered = None  # nobody listens: the next subscriber starts at the end
-            except Unreachable:  # the readers learn it from what they ask; the poller only waits
-                pass
-            await asyncio.sleep(every_s)
 
     async def prune(self, keep: int = EVENTS_KEPT) -> int:
         """Delete all but the newest `keep` events; returns how many went."""

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from orchestrator.db.runs import FINAL_STATES
 from orchestrator.db.session import Database
-from orchestrator.db.tables import Node, Restart, Run, Worker, WorkerSpan
+from orchestrator.db.tables import Node, Run, Worker, WorkerSpan
 from whimbrel.clock import Clock, SystemClock
 from whimbrel.errors import Fenced, NotFound
 from whimbrel.limits import SPANS_KEPT, TIMELINE_SPANS_MAX
@@ -169,47 +169,6 @@ class FleetRepository:
             if edge is not None:
                 old = (WorkerSpan.run_id == run_id, WorkerSpan.id <= edge, WorkerSpan.until.is_not(None))
                 await session.execute(delete(WorkerSpan).where(*old))
-
-    # -- restarts
-
-    async def add_restart(
-        self,
-        run_id: str,
-        worker: str,
-        *,
-        kind: str,
-        node_id: str = "",
-        epoch: int = 0,
-        charged: bool = True,
-        fingerprint: str = "",
-        at: datetime | None = None,
-        leader: int | None = None,
-    ) -> None:
-        """Record that an epoch of a worker ended badly; the same epoch again changes nothing."""
-        async with self._database.write(leader) as session:
-            same = select(Restart.id).where(Restart.run_id == run_id, Restart.worker == worker, Restart.epoch == epoch)
-            if epoch and (await session.execute(same.limit(1))).scalar_one_or_none() is not None:
-                return
-            session.add(
-                Restart(
-                    run_id=run_id,
-                    worker=worker,
-                    node_id=node_id,
-                    epoch=epoch,
-                    kind=kind,
-                    at=at or self._clock.wall(),
-                    charged=charged,
-                    fingerprint=fingerprint,
-                )
-            )
-
-    async def restarts(self, run_id: str, *, since: datetime | None = None) -> list[Restart]:
-        """Restarts of a run's workers after `since`, oldest first."""
-        query = select(Restart).where(Restart.run_id == run_id).order_by(Restart.at, Restart.id)
-        if since is not None:
-            query = query.where(Restart.at > since)
-        async with self._database.read() as session:
-            return list((await session.execute(query)).scalars())
 
 
 def _role(name: str) -> str:

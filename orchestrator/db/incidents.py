@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from orchestrator.db.session import Database
@@ -131,14 +131,6 @@ class IncidentRepository:
             query = query.where(Incident.id < before)
         async with self._database.read() as session:
             return list((await session.execute(query)).scalars())
-
-    async def count_open(self, run_id: str | None = None) -> int:
-        """Open incidents of one run, or of all."""
-        query = select(func.count()).select_from(Incident).where(Incident.state == "open")
-        if run_id is not None:
-            query = query.where(Incident.run_id == run_id)
-        async with self._database.read() as session:
-            return (await session.execute(query)).scalar_one()
 
 
 async def _locked(session: AsyncSession, incident_id: str) -> Incident:

@@ -175,14 +175,6 @@ class Ledger:
         async with self._database.read() as session:
             return dict((await session.execute(query)).all())
 
-    async def worker_groups(self, run_id: str) -> dict[str, int]:
-        """Leased groups of a run by worker."""
-        query = select(PromptGroup.worker, func.count()).where(
-            PromptGroup.run_id == run_id, PromptGroup.state == "leased"
-        )
-        async with self._database.read() as session:
-            return dict((await session.execute(query.group_by(PromptGroup.worker))).all())
-
     async def audit(self, run_id: str) -> Audit:
         """Whether the run's counts add up and every law about them holds. Raises NotFound."""
         async with self._database.read() as session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +27,9 @@ class VersionRepository:
         async with self._database.read() as session:
             row = await session.get(Version, (run_id, version))
         if row is None:
-            raise NotFound(f"The run {run_id} has no version {version}.", hint="`whimbrel checkpoint ls RUN` lists them.")
+            raise NotFound(
+                f"The run {run_id} has no version {version}.", hint="`whimbrel checkpoint ls RUN` lists them."
+            )
         return row
 
     async def list(self, run_id: str, *, limit: int = PAGE_DEFAULT, before: int | None = None) -> Sequence[Version]:
@@ -51,12 +53,6 @@ class VersionRepository:
         async with self._database.read() as session:
             rows = (await session.execute(query.order_by(Version.version.desc()).limit(limit))).all()
             return [(version, seconds, metrics) for version, seconds, metrics in rows][::-1]
-
-    async def mark_replayed(self, run_id: str, versions: Iterable[int], *, leader: int | None = None) -> None:
-        """Remember that a restored trainer recomputed these versions."""
-        chosen = (Version.run_id == run_id, Version.version.in_(list(versions)))
-        async with self._database.write(leader) as session:
-            await session.execute(update(Version).where(*chosen).values(replayed=True))
 
     async def mark_snapshot(self, run_id: str, version: int, digest: str, *, leader: int | None = None) -> None:
         """Set the snapshot at a version; an empty digest says that retention deleted it."""
@@ -93,9 +89,3 @@ class VersionRepository:
             edge = (await session.execute(newest.offset(APPLIES_KEPT).limit(1))).scalar_one_or_none()
             if edge is not None:
                 await session.execute(delete(Apply).where(Apply.run_id == run_id, Apply.id <= edge))
-
-    async def applies(self, run_id: str, *, limit: int = PAGE_DEFAULT) -> Sequence[Apply]:
-        """Applied versions, newest first."""
-        query = select(Apply).where(Apply.run_id == run_id).order_by(Apply.id.desc()).limit(limit)
-        async with self._database.read() as session:
-            return list((await session.execute(query)).scalars())
