@@ -106,7 +106,7 @@ class WorkerContext:
         self.spec = launch.spec
         self.run_id, self.worker = launch.run_id, launch.worker
         self.role: Role = launch.role
-        self.epoch, self.start_number, self.node_id = launch.epoch, launch.start, launch.node_id
+        self.epoch, self.node_id = launch.epoch, launch.node_id
         self.rank, self.world_size = launch.rank, launch.world_size
         self.home, self.store, self.cache, self.chunks = launch.home, launch.store, launch.cache, launch.chunks
         self.caller = Caller(run_id=launch.run_id, worker=launch.worker, epoch=launch.epoch)
@@ -188,12 +188,6 @@ class WorkerContext:
         """The newest committed version that this process heard of, with its key's mod_revision; None before version 0."""
         with self._changed:
             return self._head
-
-    def read_head(self) -> tuple[Head, int] | None:
-        """The newest committed version, asked of etcd now. Raises Unreachable."""
-        found = self.etcd.get(keys.head(self.run_id))
-        self._take_heads({} if found is None else {found.key: found})
-        return self.head()
 
     def wait_head(self, after_version: int, timeout_s: float) -> Head | None:
         """Wait for a head beyond a version; None when none came in time. Check() after it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -46,7 +45,6 @@ class Chunks:
         self._sources = sources
         self._on_corrupt = on_corrupt
         self.bytes_received = 0
-        self.fetch_s = 0.0
 
     def fetch(self, digests: Sequence[str]) -> dict[str, bytes]:
         """Bytes by digest. Raises MissingChunk, Unreachable, Corrupt: no source has right bytes."""
@@ -58,9 +56,7 @@ class Chunks:
         wanted = [digest for digest in dict.fromkeys(digests) if digest not in found]
         if not wanted:
             return found
-        started = time.monotonic()
         fetched = self._client.fetch(wanted, self._sources())
-        self.fetch_s += time.monotonic() - started
         for digest in wanted:
             data = fetched[digest]
             if content_digest(data) != digest:

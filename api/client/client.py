@@ -73,9 +73,6 @@ class Client:
         params: Json = {"after_step": after_step} | ({"names": names} if names else {})
         return self._call("GET", f"/v1/runs/{_part(ref)}/metrics", params=params)
 
-    def timeline(self, ref: str, *, since: str = "") -> Json:
-        return self._call("GET", f"/v1/runs/{_part(ref)}/timeline", params={"since": since} if since else {})
-
     def audit(self, ref: str) -> Json:
         return self._call("GET", f"/v1/runs/{_part(ref)}/audit")
 

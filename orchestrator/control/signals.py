@@ -147,11 +147,6 @@ class Signals:
         run = self._runs.get(run_id)
         return run.head_version if run is not None else NO_VERSION
 
-    def run_state(self, run_id: str) -> str:
-        """The run's state, or an empty text for an unknown run."""
-        run = self._runs.get(run_id)
-        return run.state if run is not None else ""
-
     def agent_address(self, node_id: str) -> str | None:
         """host:port of the chunk server of the node's agent."""
         return self._addresses.get(node_id)

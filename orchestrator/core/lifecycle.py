@@ -43,11 +43,6 @@ def trainer_is_done(run: Run, trainer: Health) -> bool:
     return run.head_version >= run.max_steps and trainer.state in ("failed", "absent")
 
 
-def is_completed(run: Run, trainer: Health) -> bool:
-    """... and the database has every version, so that nothing is left to record."""
-    return trainer_is_done(run, trainer) and run.mirrored_version >= run.head_version
-
-
 def stop_confirmed(world: World, run: Run) -> tuple[bool, str]:
     """Whether every process of the run is known to have ended; if not, who is waited for."""
     for worker in run.workers:

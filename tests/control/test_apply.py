@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from orchestrator.control.apply import Apply
 from orchestrator.control.chronicle import Chronicle
@@ -17,7 +18,7 @@ from orchestrator.control.records import Records
 from orchestrator.control.signals import Signals
 from orchestrator.core import decide
 from orchestrator.core.decisions import Plan, SetRunState, StartWorker
-from orchestrator.db import Database, EventLog, FleetRepository, IncidentRepository, Ledger, RunRepository
+from orchestrator.db import Database, EventLog, FleetRepository, IncidentRepository, Ledger, RunRepository, tables
 from whimbrel import wire
 from whimbrel.clock import SystemClock
 from whimbrel.coordination import Delete, Etcd, EtcdServer, PrefixView, keys
@@ -184,8 +185,13 @@ class Bench:
             "owners": {one.worker: (one.node_id, one.state, one.start) for one in owners},
             "run": (run.state, run.reason, run.recoveries),
             "incidents": [(one.kind, one.worker, one.state) for one in await self.incidents.list()],
-            "restarts": len(await self.fleet.restarts(run.id, since=run.created_at)),
+            "restarts": await self._restarts(run.id),
         }
+
+    async def _restarts(self, run_id: str) -> int:
+        query = select(func.count()).select_from(tables.Restart).where(tables.Restart.run_id == run_id)
+        async with self.database.read() as session:
+            return (await session.execute(query)).scalar_one()
 
 
 @pytest.fixture

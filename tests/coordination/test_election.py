@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from tests.coordination.waiting import until
 from whimbrel import wire
-from whimbrel.coordination import Election, Etcd, EtcdServer, Put, keys
+from whimbrel.coordination import Compare, Election, Etcd, EtcdServer, Put, keys
 from whimbrel.limits import LEADER_LEASE_TTL_S
 from whimbrel.wire.cluster import Leader
 
@@ -34,7 +34,7 @@ async def test_law_4_one_leader_at_a_time_and_a_deposed_one_cannot_write(etcd: E
     second = Election([*etcd.endpoints], "elsewhere:2:b", "http://b")
     assert await first.campaign_once()
     assert not await second.campaign_once()
-    guard = first.leader_compare()
+    guard = Compare(keys.LEADER, "create", first.epoch)
     assert (await etcd.txn([guard], [Put("/w", b"1")])).succeeded
     await etcd.delete(keys.LEADER)
     assert await second.campaign_once()
@@ -89,14 +89,15 @@ async def test_a_leader_whose_key_is_another_one_s_learns_it(etcd: Etcd) -> None
 async def test_a_leader_key_that_vanished_begins_a_new_term(etcd: Etcd) -> None:
     leader = Election(etcd.endpoints, "elsewhere:1:a", "http://a")
     assert await leader.campaign_once()
-    old, epoch = leader.leader_compare(), leader.epoch
+    epoch = leader.epoch
+    old = Compare(keys.LEADER, "create", epoch)
     await etcd.delete(keys.LEADER)
     await until(lambda: not leader.is_leader(), timeout_s=LEADER_LEASE_TTL_S)
     while not await leader.campaign_once():
         await asyncio.sleep(0.05)
     assert leader.epoch > epoch
     assert not (await etcd.txn([old], [Put("/w", b"late")])).succeeded
-    assert (await etcd.txn([leader.leader_compare()], [Put("/w", b"now")])).succeeded
+    assert (await etcd.txn([Compare(keys.LEADER, "create", leader.epoch)], [Put("/w", b"now")])).succeeded
     await leader.close()
 
 

@@ -37,10 +37,6 @@ class Election:
         # begins with the next campaign_once().
         return self._keeper is not None and self._keeper.valid() and self._keeper.revision == self.epoch
 
-    def leader_compare(self) -> Compare:
-        """The condition that fences every write of this leader."""
-        return Compare(keys.LEADER, "create", self.epoch)
-
     async def current(self) -> Leader | None:
         """Who leads according to etcd."""
         found = await self._etcd.get(keys.LEADER)

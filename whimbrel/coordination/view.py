@@ -35,7 +35,6 @@ class PrefixView:
         """How often the view lost etcd."""
         self.on_change: list[Callable[[], None]] = []
         self._etcd = Etcd(endpoints)
-        self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -58,12 +57,6 @@ class PrefixView:
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait for the first list; whether it came in time."""
         return await _within(self._ready, timeout_s)
-
-    async def wait_change(self, timeout_s: float) -> bool:
-        """Wait until items or health changed since the last call; whether that happened in time."""
-        changed = await _within(self._changed, timeout_s)
-        self._changed.clear()
-        return changed
 
     async def _run(self) -> None:
         attempt = 0
@@ -141,7 +134,6 @@ class PrefixView:
             self._tell()
 
     def _tell(self) -> None:
-        self._changed.set()
         for callback in self.on_change:
             try:
                 callback()
