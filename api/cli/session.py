@@ -123,6 +123,11 @@ def load_spec(run_file: Path, *, seed: int | None, max_steps: int | None) -> Run
     return RunSpec.model_validate(spec.model_dump() | changes) if changes else spec
 
 
+def is_final(run: Json) -> bool:
+    """Whether the run has ended for good."""
+    return run["status"]["state"] in TERMINAL
+
+
 class Follower:
     """Prints what a run does until it ends; survives a controller that is away."""
 
@@ -148,7 +153,7 @@ class Follower:
         while True:
             if self.refresh():
                 self._print_progress()
-                if self.run["status"]["state"] in TERMINAL:
+                if is_final(self.run):
                     return self.run
             tick()
             time.sleep(POLL_S)
@@ -187,7 +192,8 @@ def summarise(client: Client, run: Json, say: Say) -> Json:
     series = client.metrics(run["id"], names="reward/mean,sync/payload_bytes,staleness/max")["series"]
     rewards = [value for _, value in series.get("reward/mean", [])]
     audit = client.audit(run["id"])
-    first, last = _mean(rewards[:REWARD_WINDOW]), _mean(rewards[-REWARD_WINDOW:])
+    window = max(1, min(REWARD_WINDOW, len(rewards) // 2))
+    first, last = _mean(rewards[:window]), _mean(rewards[-window:])
     status = run["status"]
     figures = {
         "state": status["state"],
@@ -202,7 +208,7 @@ def summarise(client: Client, run: Json, say: Say) -> Json:
     say(f"run {run['name']} {status['state']}: {status['reason']}")
     say(f"  steps       {status['head_version']} of {status['max_steps']}")
     if rewards:
-        say(f"  reward      {first:.2f} → {last:.2f}  (mean of the first and last {REWARD_WINDOW} steps)")
+        say(f"  reward      {first:.2f} → {last:.2f}  (mean of the first and last {window} steps)")
     if status["ettr"] is not None:
         say(f"  ETTR        {status['ettr']:.3f} with {status['recoveries']} recoveries")
     balance = "adds up" if audit["balanced"] else "DOES NOT ADD UP"

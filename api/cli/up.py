@@ -16,6 +16,7 @@ from api.cli.session import (
     client_of,
     create_run,
     exit_code_of,
+    is_final,
     load_spec,
     local_cluster,
     prepare,
@@ -70,6 +71,11 @@ def up(
             wait_nodes(client, nodes)
             run = create_run(client, spec)
             say(f"run        {run['name']} ({run['id']})")
+            for other in client.runs():
+                if other["id"] != run["id"] and other["desired"] == "running" and not is_final(other):
+                    say(
+                        f"           {other['name']} goes on beside it; end it with `whimbrel run stop {other['name']}`"
+                    )
             run = Follower(client, run["id"], say).until_end()
             figures = summarise(client, run, say)
         if keep:

@@ -29,11 +29,6 @@ def head() -> str:
     return revision
 
 
-def is_known(revision: str) -> bool:
-    """Whether this program's migrations lead through `revision`; otherwise a newer release made it."""
-    return any(each.revision == revision for each in ScriptDirectory.from_config(config()).walk_revisions())
-
-
 async def current(url: str | URL) -> str | None:
     """The revision of the database, or None when it has no schema."""
     return await _connected(url, lambda connection: MigrationContext.configure(connection).get_current_revision())

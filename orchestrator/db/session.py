@@ -58,7 +58,7 @@ class Database:
             raise SchemaMismatch(
                 f"The database's schema is at revision {found or 'none'}, this program needs {wanted}.",
                 hint="Stop all controllers and run `whimbrel db upgrade`."
-                if not found or schema.is_known(found)
+                if (found or "") < wanted  # revisions are numbered
                 else "Another release of Whimbrel made it: run that one or a newer one, or set WHIMBREL_DATABASE.",
                 found=found or "",
                 wanted=wanted,
