@@ -125,15 +125,18 @@ class Director:
             return -1
 
     def _wait_healthy(self, *, beyond: int, since: datetime | None = None) -> int:
-        """Wait until the run is running with every worker, no incident open, and its head past `beyond`."""
+        """Wait until the run is running with every worker, no incident open, its head past `beyond`; or completed."""
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         status: Json = {}
         while time.monotonic() < deadline:
             try:
                 status = self.client.run(self.run_id)["status"]
+                passed = status["head_version"] > beyond and self._noticed(since)
+                if status["state"] == "completed" and status["open_incidents"] == 0 and passed:
+                    return int(status["head_version"])  # it recovered and went on to its end between two looks
                 if status["state"] in ("failed", "stopped", "completed"):
                     raise WhimbrelError(f"The run is {status['state']}: {status['reason']}")
-                if self._is_healthy(status) and status["head_version"] > beyond and self._noticed(since):
+                if self._is_healthy(status) and passed:
                     return int(status["head_version"])
             except Unreachable:
                 pass

@@ -11,7 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_generated_pages_are_up_to_date() -> None:
     done = subprocess.run(
-        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "docs/generate.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

@@ -12,6 +12,9 @@ from whimbrel.checkpoint import DirectoryStore, verify_chain
 
 END_TIMEOUT_S = 150.0
 
+STEPS = 24
+"""Enough that the run is still under way when its trainer is back."""
+
 
 def wait_end(stage: Stage, run_id: str) -> dict[str, Any]:
     """Wait until the run has ended; returns it."""
@@ -28,7 +31,7 @@ def test_a_run_completes_with_every_trajectory_used_once_although_its_trainer_is
     stage: Callable[..., Stage],
 ) -> None:
     here = stage(nodes=2)
-    run_id = here.start(max_steps=8)
+    run_id = here.start(max_steps=STEPS)
     director = Director(here.cluster, here.client, run_id, print)
     (verdict,) = director.play([Fault("kill trainer", "trainer", "kill")])
     assert verdict.survived, verdict
@@ -38,10 +41,10 @@ def test_a_run_completes_with_every_trajectory_used_once_although_its_trainer_is
     audit = here.client.audit(run_id)
     assert audit["balanced"]
     assert audit["trajectories_lost"] == audit["consumed_twice"] == 0
-    assert audit["consumed"] == 8 * 4, "law 3: each step consumed its own groups"
+    assert audit["consumed"] == STEPS * 4, "law 3: each step consumed its own groups"
     versions = sorted(version["version"] for version in here.client.versions(run_id))
-    assert versions == list(range(9)), "every version was committed once"
-    report = verify_chain(DirectoryStore(here.cluster.home / "store"), run_id, 8)
+    assert versions == list(range(STEPS + 1)), "every version was committed once"
+    report = verify_chain(DirectoryStore(here.cluster.home / "store"), run_id, STEPS)
     assert report
     lines = here.client.logs(run_id, "trainer")["text"]
     assert "Traceback" not in lines

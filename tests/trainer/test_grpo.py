@@ -14,7 +14,7 @@ from agents.trainer.optimizer import learning_rate
 from agents.trainer.snapshots import SnapshotSchedule
 from tests.trainer.support import VOCABULARY, make_group
 from whimbrel.errors import Corrupt
-from whimbrel.limits import SNAPSHOT_VERSIONS_MAX
+from whimbrel.limits import EXPECTED_FAILURE_EVERY_S, SNAPSHOT_VERSIONS_MAX
 from whimbrel.spec import AlgorithmSpec, OptimizerSpec
 from whimbrel.wire.payload import Sample, VersionSpan
 
@@ -153,7 +153,7 @@ def test_automatic_snapshots_follow_what_they_cost() -> None:
         while not schedule.due:
             schedule.stepped(2.0)
         counts.append(schedule.versions)
-    assert counts == [5, 43]
+    assert counts == [math.ceil(math.sqrt(2 * cost_s * EXPECTED_FAILURE_EVERY_S) / 2.0) for cost_s in (0.01, 1.0)]
     schedule.written(1e9)
     for _ in range(SNAPSHOT_VERSIONS_MAX):
         assert not schedule.due
