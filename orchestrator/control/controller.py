@@ -31,12 +31,12 @@ from orchestrator.db import (
 from whimbrel.checkpoint import DirectoryStore
 from whimbrel.clock import Clock, SystemClock
 from whimbrel.coordination import Etcd, PrefixView, keys
-from whimbrel.errors import Corrupt, Fenced, MissingChunk, Unreachable, WhimbrelError
+from whimbrel.errors import Corrupt, Fenced, MissingChunk, WhimbrelError
 from whimbrel.limits import LOOP_MAX_PERIOD_S, LOOP_MIN_PERIOD_S, PROBE_TIMEOUT_S
 from whimbrel.log import get_logger
 from whimbrel.settings import Settings
 from whimbrel.transport import ChunkClient, call_async
-from whimbrel.wire.cluster import Leader
+from whimbrel.wire.cluster import Head, Leader
 from whimbrel.wire.work import Incident
 
 log = get_logger("controller")
@@ -81,7 +81,8 @@ class Controller:
         )
         self._known = Known(self._clock.wall())
         self._fresh_term = False
-        self._late: set[str] = set()
+        self._late: dict[str, str] = {}
+        """Run to the head whose records could not be read, which is told once."""
 
     # -- what others ask ----------------------------------------------------------------------------------------------
 
@@ -236,18 +237,24 @@ class Controller:
                 if head is None or head.version <= row.mirrored_version:
                     continue
                 try:
-                    await self._mirror.catch_up(epoch, head, row.mirrored_version)
-                    self.wake()
-                except (Unreachable, Fenced) as error:
+                    await self._catch_up(epoch, head, row.mirrored_version)
+                except WhimbrelError as error:
                     log.warning("mirror waits", run=row.run_id, reason=str(error))
-                except (MissingChunk, Corrupt) as error:
-                    await self._tell_late(epoch, row.run_id, head.manifest, error)
+                except Exception:
+                    # One run's records must not end the recording of all: nothing else would ever start it again.
+                    log.exception("mirror failed", run=row.run_id)
 
-    async def _tell_late(self, epoch: int, run_id: str, manifest: str, error: WhimbrelError) -> None:
-        if manifest not in self._late:
-            self._late.add(manifest)
+    async def _catch_up(self, epoch: int, head: Head, mirrored_version: int) -> None:
+        try:
+            await self._mirror.catch_up(epoch, head, mirrored_version)
+            self._late.pop(head.run_id, None)
+            self.wake()
+        except (MissingChunk, Corrupt) as error:
+            if self._late.get(head.run_id) == head.manifest:
+                return
             text = f"Version records of the log cannot be read now: {error} They are tried again."
-            await self._chronicle.tell(epoch, "mirror_delayed", text, run_id=run_id, severity="warning")
+            await self._chronicle.tell(epoch, "mirror_delayed", text, run_id=head.run_id, severity="warning")
+            self._late[head.run_id] = head.manifest
 
     async def _ask(self, address: str) -> object:
         return await call_async(address, self._token, "probe", b"", PROBE_TIMEOUT_S)

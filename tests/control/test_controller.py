@@ -16,7 +16,7 @@ from orchestrator.control import Controller
 from orchestrator.db import Database, FleetRepository, IncidentRepository, RunRepository, VersionRepository
 from tests.control.fleet import FakeNode, Log
 from whimbrel.coordination import EtcdServer
-from whimbrel.errors import Fenced, Unreachable
+from whimbrel.errors import Fenced, StorageFull, Unreachable
 from whimbrel.settings import Settings
 from whimbrel.spec import parse_run_spec
 from whimbrel.wire.work import Caller
@@ -204,3 +204,23 @@ async def test_a_standby_refuses_work_and_names_the_leader(world: World) -> None
             assert not second.serving
             with pytest.raises(Unreachable):
                 second.signals.check_caller(Caller(run_id="run_x", worker="trainer", epoch=1))
+
+
+async def test_a_full_database_delays_the_record_of_versions_and_does_not_end_it(world: World) -> None:
+    async with world.controller() as controller, world.node("n1") as node:
+        run = await world.runs.create(parse_run_spec(SPEC))
+        await world.state(run.id, "running")
+        mirror_commit, refusals = controller._ledger.mirror_commit, [StorageFull("No room."), RuntimeError("a defect")]
+
+        async def failing(*args: Any, **kwargs: Any) -> Any:
+            if refusals:
+                raise refusals.pop(0)
+            return await mirror_commit(*args, **kwargs)
+
+        controller._ledger.mirror_commit = failing  # type: ignore[method-assign]
+        log = Log(world.settings.store_path, run.id, [world.etcd.endpoint])
+        await log.commit()
+        node.heads[run.id] = 0
+        await until(lambda: _mirrored(world, run.id, 0))
+        assert not refusals
+        await log.close()
