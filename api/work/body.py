@@ -48,7 +48,9 @@ async def read_message(request: Request, kind: type[Message]) -> Message:
         async for part in request.stream():
             data += part
             if len(data) > BODY_MAX_BYTES:
-                raise LimitReached(f"The request's body is larger than {BODY_MAX_BYTES} bytes.", hint="Send it in parts.")
+                raise LimitReached(
+                    f"The request's body is larger than {BODY_MAX_BYTES} bytes.", hint="Send it in parts."
+                )
     except ClientDisconnect as error:  # the sender ended or gave up; nobody reads the answer
         raise UsageError("The sender broke off in the middle of its request.", hint="Send it again.") from error
     try:
