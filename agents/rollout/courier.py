@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +23,10 @@ from whimbrel.limits import AWAY_RETRY_S, COURIER_ROUND_S, HELD_CHECK_S, RENEW_E
 from whimbrel.wire.payload import GroupPayload
 from whimbrel.wire.work import (
     Caller,
+    GroupFailure,
     GroupLease,
     GroupPartial,
+    GroupResult,
     LeaseReply,
     LeaseRequest,
     ReportReply,
@@ -179,11 +181,17 @@ class Courier:
             held.stored = True
 
     def _report(self, *, renew: bool) -> None:
-        finished, failed = self.results.unreported(), self.results.failures()
-        partial = self._renewals() if renew else []
+        named = [*self.results.unreported(), *self.results.failures(), *(self._renewals() if renew else [])]
         held = self.results.accepted()
-        if not (finished or failed or partial or held):
-            return
+        # Each report names a bounded number of groups. What would be too many goes with the next ones, at once: a lease
+        # that had to wait for its renewal would be lost.
+        for start in range(0, max(len(named), min(len(held), 1)), limits.REPORT_GROUPS_MAX):
+            self._send(named[start : start + limits.REPORT_GROUPS_MAX], held if start == 0 else [])
+
+    def _send(self, named: Sequence[GroupResult | GroupFailure | GroupPartial], held: list[str]) -> None:
+        finished = [one for one in named if isinstance(one, GroupResult)]
+        failed = [one for one in named if isinstance(one, GroupFailure)]
+        partial = [one for one in named if isinstance(one, GroupPartial)]
         reply = self._ledger.report(
             ReportRequest(caller=self._caller, finished=finished, partial=partial, failed=failed, held=held)
         )
@@ -198,7 +206,7 @@ class Courier:
 
     def _renewals(self) -> list[GroupPartial]:
         with self._lock:
-            running = list(self._running.items())[: limits.REPORT_GROUPS_MAX]
+            running = list(self._running.items())
         for _, progress in running:
             data = progress.data
             if data:

@@ -76,9 +76,10 @@ class Results:
         return found[: limits.REPORT_GROUPS_MAX]
 
     def accepted(self) -> list[str]:
-        """Groups that are kept until their step is committed."""
+        """Groups that are kept until their step is committed, the oldest first; at most one report's worth."""
         with self._lock:
-            return [group_id for group_id, held in self._held.items() if held.accepted]
+            found = [group_id for group_id, held in self._held.items() if held.accepted]
+        return found[: limits.HELD_GROUPS_MAX]
 
     def failures(self) -> list[GroupFailure]:
         with self._lock:

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -196,8 +197,7 @@ def test_no_result_is_lost_while_the_controller_is_away(make_world: Callable[...
     world.until(lambda: len(world.ledger.leased) >= 3)
     world.ledger.away = True
     world.until(lambda: len(world.rollout.courier.results) >= 3)
-    time.sleep(0.3)
-    assert any("finished groups are kept" in note for note in world.place.notes)
+    world.until(lambda: any("finished groups are kept" in note for note in world.place.notes))
     world.ledger.away = False
     world.until(lambda: len(world.ledger.finished) == 5)
     # A restored database may have lost what it had accepted: it is sent again.
@@ -227,6 +227,18 @@ def test_held_bounds_pause_new_work(make_world: Callable[..., World], monkeypatc
     assert len(world.ledger.leased) <= 6
     world.ledger.release_now = True
     world.until(lambda: len(world.ledger.finished) == 8)
+
+
+def test_more_groups_than_one_report_may_name_go_in_several(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REPORT_GROUPS_MAX", 2)
+    monkeypatch.setattr("agents.rollout.courier.RENEW_EVERY_S", 0.0)
+    world = make_world(9)
+    world.start()
+    world.until(lambda: len(world.ledger.finished) == 9)
+    renewed = [{one.group_id for one in report.partial} for report in world.ledger.reports]
+    assert any(len(before | after) == 3 for before, after in pairwise(renewed))
 
 
 def test_a_paused_run_finishes_what_it_has_and_begins_nothing(make_world: Callable[..., World]) -> None:

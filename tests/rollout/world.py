@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agents.rollout.engines.local import TransformersEngine
+from whimbrel import limits
 from whimbrel.checkpoint import Manifest, StepRecord, Store, WeightLog
 from whimbrel.delta import Bits, Layout, Piece, TensorSpec, advance
 from whimbrel.errors import Unreachable
@@ -240,6 +241,9 @@ class Ledger:
 
     def report(self, request: ReportRequest) -> ReportReply:
         self._present()
+        named = len(request.finished) + len(request.partial) + len(request.failed)
+        assert named <= limits.REPORT_GROUPS_MAX, "the real ledger refuses such a report, again and again"
+        assert len(request.held) <= limits.HELD_GROUPS_MAX, "likewise"
         self.reports.append(request)
         self.failed += [failure.group_id for failure in request.failed]
         refused = {
