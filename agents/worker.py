@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -333,13 +334,24 @@ def run_worker(main: Callable[[WorkerContext], None]) -> NoReturn:
 
 
 def _leave(context: WorkerContext | None, code: int, message: str) -> NoReturn:
-    Path(EXIT_FILE.format(rank=os.environ.get("RANK", "0"))).write_bytes(
-        msgspec.json.encode({"code": code, "message": message})
-    )
+    try:
+        _say_why(code, message)
+        if context is not None:
+            context.close()
+        sys.stdout.flush()
+    except Exception:
+        traceback.print_exc()
+    finally:
+        # Libraries' threads (gRPC, torch) may hang in their exit handlers; the agent must not wait for that.
+        os._exit(code)
+
+
+def _say_why(code: int, message: str) -> None:
+    # The file is for an agent that adopted this process. On a full disk the exit code alone must do.
+    with suppress(OSError):
+        Path(EXIT_FILE.format(rank=os.environ.get("RANK", "0"))).write_bytes(
+            msgspec.json.encode({"code": code, "message": message})
+        )
     if message:
-        print(message, file=sys.stderr, flush=True)  # noqa: T201
-    if context is not None:
-        context.close()
-    sys.stdout.flush()
-    # Libraries' threads (gRPC, torch) may hang in their exit handlers; the agent must not wait for that.
-    os._exit(code)
+        with suppress(OSError):
+            print(message, file=sys.stderr, flush=True)  # noqa: T201
