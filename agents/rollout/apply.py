@@ -165,14 +165,16 @@ class Follower:
             if self._ended.is_set():
                 return
             if manifest.kind == "anchor":
-                self._take_anchor(reader, self._host, digest, manifest)
+                self._take_anchor(reader, digest, manifest)
             else:
                 self._take_delta(digest, manifest)
 
-    def _take_anchor(self, reader: LogReader, host: HostWeights, digest: str, manifest: Manifest) -> None:
+    def _take_anchor(self, reader: LogReader, digest: str, manifest: Manifest) -> None:
+        """Load a complete copy beside the one held, without the lock: generation must not wait for the transfer."""
         files = reader.files(manifest)
+        host = HostWeights(self._view.run_id)
+        host.load_anchor(digest, manifest, self._chunks.fetch)
         with self._lock:
-            host.load_anchor(digest, manifest, self._chunks.fetch)
             self._host, self._files, self._queue, self._reload = host, files or self._files, [], True
 
     def _take_delta(self, digest: str, manifest: Manifest) -> None:

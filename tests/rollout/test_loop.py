@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from agents.rollout import loop
+from agents.rollout.apply import Follower
 from agents.rollout.chunks import Chunks
 from agents.rollout.courier import Courier
 from agents.rollout.engines.local import TransformersEngine
@@ -23,6 +24,7 @@ from agents.rollout.results import Results, pack
 from tests.rollout.world import RUN, Done, Ledger, Place, Trainer, make_spec
 from whimbrel import limits, wire
 from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, store_fetch
+from whimbrel.checkpoint.manifest import WEIGHTS_FILE
 from whimbrel.checkpoint.stores import chunk_name
 from whimbrel.errors import EnvironmentFailed, UsageError
 from whimbrel.transport import ChunkClient, ChunkServer
@@ -283,6 +285,42 @@ def test_a_host_copy_that_went_wrong_is_built_anew_from_the_anchor(make_world: C
     assert any("did not verify" in message for message in world.incidents)
     assert world.engine_holds()
     assert world.rollout.follower.host is not held
+
+
+def test_generation_does_not_wait_for_an_anchor_that_is_on_its_way(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    store = DirectoryStore(tmp_path / "store")
+    trainer = Trainer(store, tmp_path / "model")
+    anchor = trainer.digest, trainer.manifest
+    weights = {ref.digest for record in anchor[1].files if record.name == WEIGHTS_FILE for ref in record.chunks}
+    trainer.step()
+    fast, asked = threading.Event(), threading.Event()
+    fast.set()
+
+    class Source:
+        def fetch(self, digests: Sequence[str]) -> Mapping[str, bytes]:
+            if weights.intersection(digests):
+                asked.set()
+                assert fast.wait(20)
+            return store_fetch(store)(digests)
+
+    place, source = Place(make_spec()), Source()
+    follower, engine = Follower(place, source, lambda *_: None), TransformersEngine.of(place.spec)  # type: ignore[arg-type]
+    reader = LogReader(source.fetch, RUN)
+    follower._take_anchor(reader, *anchor)
+    follower.bring(engine)
+    follower._take_delta(trainer.digest, trainer.manifest)
+    fast.clear()
+    asked.clear()
+    loading = threading.Thread(target=follower._take_anchor, args=(reader, *anchor))
+    loading.start()
+    assert asked.wait(10)
+    bringing = threading.Thread(target=follower.bring, args=(engine,), daemon=True)
+    bringing.start()
+    bringing.join(5)
+    assert engine.version == 1
+    fast.set()
+    loading.join(10)
 
 
 def test_a_partial_group_is_continued(make_world: Callable[..., World]) -> None:
