@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ RESTART_DELAY_S: Final = 1.0
 SUPERVISOR: Final = "WHIMBREL_SUPERVISOR"
 """Environment variable that tells which `whimbrel up` started a process, for the next one to find what a killed one left."""
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A child's log is begun anew at its next start once it is larger."""
+"""A child's log is begun anew once it is larger; one older file is kept."""
 
 
 @dataclass
@@ -60,8 +61,7 @@ class Child:
     def start(self) -> None:
         """Start the process in a group of its own, its output appended to its log."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX
-        with self.log_path.open("wb" if fresh else "ab") as log:
+        with self.log_path.open("ab") as log:
             self.log_from = log.tell()
             self.process = subprocess.Popen(
                 self.command,
@@ -72,6 +72,16 @@ class Child:
                 start_new_session=True,
             )
         self.starts += 1
+
+    def bound_log(self) -> None:
+        """Put a log that has grown too large aside, and begin it anew, though the process goes on writing to it."""
+        if not self.log_path.exists() or self.log_path.stat().st_size <= LOG_BYTES_MAX:
+            return
+        try:
+            shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
+        finally:  # without room for the copy the bound still holds
+            os.truncate(self.log_path, 0)  # in append mode the process goes on at offset 0
+            self.log_from = 0
 
     def last_lines(self, count: int = 5) -> str:
         """The end of what was logged since the last start, for messages."""
@@ -223,15 +233,23 @@ class LocalCluster:
     def _supervise(self) -> None:
         due: dict[str, float] = {}
         while not self._stopping.wait(0.1):
-            now = time.monotonic()
-            for name, child in self.children.items():
-                if child.pid is not None or child.held:
-                    due.pop(name, None)
-                elif now >= due.setdefault(name, now + RESTART_DELAY_S):
-                    with self._lock:
-                        self._say(f"{name} had ended and is started again")
-                        child.start()
-                    due.pop(name)
+            for child in self.children.values():
+                # No memory for a process, no room on the disk, nobody who reads what is said: the next round may do better,
+                # and without this thread nothing that dies would ever be started again.
+                with suppress(OSError):
+                    self._tend(child, due)
+
+    def _tend(self, child: Child, due: dict[str, float]) -> None:
+        """Start a child again that ended, and keep its log within its bound."""
+        now = time.monotonic()
+        if child.pid is not None or child.held:
+            due.pop(child.name, None)
+        elif now >= due.setdefault(child.name, now + RESTART_DELAY_S):
+            due.pop(child.name)
+            with self._lock:
+                child.start()
+            self._say(f"{child.name} had ended and is started again")
+        child.bound_log()
 
     def _end(self, children: list[Child]) -> None:
         for child in children:
