@@ -51,9 +51,12 @@ def bound(run: Run) -> Bound:
 
 async def places(session: AsyncSession, run: Run) -> Places:
     """Places in batches that no group has yet."""
-    query = select(Batch.step, Batch.group_ids).where(Batch.run_id == run.id, Batch.committed.is_(False))
-    formed = {step: len(group_ids) for step, group_ids in (await session.execute(query)).all()}
     committed = max(0, run.mirrored_version)
+    # Asked at each lease and report: the steps behind the mirrored version, all of the run's past, must not be read for it.
+    query = select(Batch.step, Batch.group_ids).where(
+        Batch.run_id == run.id, Batch.step >= committed, Batch.committed.is_(False)
+    )
+    formed = {step: len(group_ids) for step, group_ids in (await session.execute(query)).all()}
     holes = {step: run.groups_per_step - count for step, count in formed.items() if count < run.groups_per_step}
     return Places(run.groups_per_step, max([committed, *(step + 1 for step in formed)]), holes)
 

@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
+from orchestrator.core.staleness import Places
 from orchestrator.db import Commit, Database, Ledger, RunRepository
+from orchestrator.db.groups import places
 from orchestrator.db.leasing import group_id_of
+from orchestrator.db.runs import locked_run
+from orchestrator.db.tables import Batch
 from tests.db.ledger_kit import Kit
 from whimbrel.clock import ManualClock
 from whimbrel.errors import Conflict, LimitReached, NotFound
@@ -268,3 +272,14 @@ async def test_rollouts_that_ask_at_once_never_share_a_group(ledger: Ledger, dat
     ready = [reply for reply in batches[8:] if reply.ready]
     assert all(reply == ready[0] for reply in ready)
     await kit.audit()
+
+
+async def test_no_batch_behind_the_mirrored_version_is_read_for_a_lease(kit: Kit, database: Database):
+    await kit.fill(0)
+    await kit.commit(1, await kit.batch(0))
+    async with database.write() as session:
+        run = await locked_run(session, kit.run.id)
+        past = await session.get(Batch, (run.id, 0))
+        past.committed, past.group_ids = False, []  # it would show as a hole, were it read
+        await session.flush()
+        assert await places(session, run) == Places(run.groups_per_step, 1, {})
