@@ -23,9 +23,17 @@ from agents.trainer.publish import Publisher
 from agents.trainer.ranks import Ranks
 from agents.trainer.snapshots import SnapshotSchedule
 from agents.trainer.step import Stepper
-from whimbrel.checkpoint import HostWeights, LogReader, Manifest, StepRecord, WeightLog, committed_digest
+from whimbrel.checkpoint import (
+    HostWeights,
+    LogReader,
+    Manifest,
+    StepRecord,
+    WeightLog,
+    committed_digest,
+    committed_head,
+)
 from whimbrel.commit import HeadCommitter
-from whimbrel.errors import ChainGap, Corrupt, DigestMismatch, MissingChunk, Unreachable
+from whimbrel.errors import ChainGap, Corrupt, DigestMismatch, MissingChunk, NotFound, Unreachable, UsageError
 from whimbrel.limits import PUBLISH_RETRY_S, PUBLISH_WAIT_MAX_S
 from whimbrel.spec import RunSpec
 from whimbrel.wire.cluster import Head
@@ -75,7 +83,8 @@ class Restorer:
         """Build version 0, or restore the head.
 
         Raises:
-            Fenced; UsageError: the model cannot be trained. ChainGap, MissingChunk, Corrupt: the log's weights cannot be read.
+            Fenced; UsageError: the model cannot be trained, or etcd lost the run's head.
+            ChainGap, MissingChunk, Corrupt: the log's weights cannot be read.
         """
         self._place.progress("restoring", note="reading the head")
         head = self._ranks.broadcast(self._read_head() if self._ranks.first else None)
@@ -85,13 +94,32 @@ class Restorer:
         deadline = time.monotonic() + PUBLISH_WAIT_MAX_S
         while True:
             try:
-                return self._committer.read()
+                head = self._committer.read()
+                if head is None:
+                    self._require_new_log()
+                return head
             except Unreachable as error:
                 if time.monotonic() > deadline:
                     raise
                 self._place.progress("waiting", note=f"The restore waits for etcd: {error.message}")
                 self._place.check()
                 time.sleep(PUBLISH_RETRY_S[-1] / 5)
+
+    def _require_new_log(self) -> None:
+        """A run without a head begins at version 0, but never over versions that were committed.
+
+        Raises:
+            UsageError: the store has such versions.
+        """
+        try:
+            last, _ = committed_head(self._chunks.store, self._place.run_id)
+        except NotFound:
+            return
+        raise UsageError(
+            f"etcd has no head of {self._place.run_id}, but its versions up to {last} are committed in the store. "
+            "Nothing is trained over them.",
+            hint="etcd has lost its data: bring it back, or start a new run.",
+        )
 
     # -- version 0 -----------------------------------------------------------------------------------------------------
 

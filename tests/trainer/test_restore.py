@@ -14,7 +14,7 @@ from tests.trainer.stage import RUN, FakePlace, own_trainer, read_head, restore,
 from tests.trainer.support import make_spec
 from whimbrel.checkpoint import DirectoryStore, HostWeights, LogReader, MemoryStore, StepRecord, WeightLog, store_fetch
 from whimbrel.coordination import BlockingEtcd, EtcdServer, keys
-from whimbrel.errors import Conflict, Fenced, StorageFull, Unreachable
+from whimbrel.errors import Conflict, Fenced, StorageFull, Unreachable, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +158,15 @@ def test_law_1_a_head_that_another_moved_is_not_overwritten(tmp_path: Path, etcd
     head = read_head(etcd)
     assert head is not None
     assert head.version == 0
+
+
+def test_a_head_that_etcd_lost_is_no_reason_to_begin_anew(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
+    place = _place(tmp_path, etcd, model)
+    restore(place)
+    etcd.delete(keys.head(RUN))
+    with pytest.raises(UsageError, match="versions up to 0 are committed"):
+        restore(_again(place))
+    assert read_head(etcd) is None
 
 
 def test_the_base_advances_only_on_commit(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
