@@ -221,7 +221,7 @@ class LocalCluster:
                 answer = httpx.get(f"{self.url}/readyz", timeout=2.0, trust_env=False)
                 if answer.status_code == 200:
                     return
-                reason = answer.text[:300]
+                reason = _reasons(answer)
             except httpx.HTTPError:
                 pass
             time.sleep(0.1)
@@ -307,6 +307,15 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
+
+
+def _reasons(answer: httpx.Response) -> str:
+    """Why a controller is not ready, in its own words."""
+    try:
+        checks = answer.json()["checks"].values()
+        return " ".join(f"{check['reason'].rstrip('.')}." for check in checks if not check["ok"] and check["reason"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return answer.text[:300]
 
 
 def _python(module: str, *arguments: str) -> list[str]:

@@ -35,7 +35,11 @@ async def readyz(request: Request, response: Response) -> Readiness:
         "etcd": Check(ok=controller.etcd_reachable, reason=controller.etcd_reason),
         "leader": Check(
             ok=controller.serving or leader is not None,
-            reason="" if controller.serving else (f"{leader.holder} leads" if leader else "no controller leads yet"),
+            reason=""
+            if controller.serving
+            else f"{leader.holder} leads"
+            if leader
+            else controller.etcd_reason or "no controller leads yet",
         ),
     }
     ready = all(check.ok for check in checks.values())

@@ -159,8 +159,8 @@ class Controller:
         if not self._view.healthy:
             self.etcd_reason = "etcd does not answer; membership is frozen."
             return self.epoch > 0
-        self.etcd_reason = ""
         term = await self._leadership.campaign()
+        self.etcd_reason = ""
         if term is not None:
             await self._begin_term(term)
         if self.epoch == 0:

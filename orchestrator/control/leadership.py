@@ -18,6 +18,7 @@ from orchestrator.core.lifecycle import TERMINAL
 from orchestrator.db import Database, IncidentRepository, Ledger, tables
 from whimbrel.clock import Clock
 from whimbrel.coordination import Election
+from whimbrel.errors import Fenced
 from whimbrel.wire.cluster import Leader
 
 
@@ -75,12 +76,25 @@ class Leadership:
         if epoch == self.epoch:
             return None
         predecessor = await self._predecessor()
-        await self._database.take_leadership(epoch, self.holder)
+        await self._take(epoch)
         # Leases of groups ran on while nobody could renew them; none may be lost for that.
         await self._ledger.extend_leases(leader=epoch)
         self.epoch = epoch
         self.leader = Leader(holder=self.holder, url=self._url)
         return Term(epoch, predecessor)
+
+    async def _take(self, epoch: int) -> None:
+        try:
+            await self._database.take_leadership(epoch, self.holder)
+        except Fenced as error:
+            if not self.election.is_leader():
+                raise  # another one was elected meanwhile, and was faster
+            raise Fenced(
+                f"etcd's data is not what this database was used with: epoch {error.details['newest']} led here, and etcd "
+                f"now counts from {epoch}. Nothing is decided, so that nothing is trained twice.",
+                hint="Put etcd's data back. If it is lost, put the database aside too and start new runs.",
+                epoch=epoch,
+            ) from error
 
     def step_down(self) -> None:
         """Another controller leads, or may."""

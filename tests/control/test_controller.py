@@ -224,3 +224,16 @@ async def test_a_full_database_delays_the_record_of_versions_and_does_not_end_it
         await until(lambda: _mirrored(world, run.id, 0))
         assert not refusals
         await log.close()
+
+
+async def test_an_etcd_that_lost_its_data_is_told_with_what_to_do(world: World) -> None:
+    await world.database.take_leadership(10**9, "before")
+    controller = Controller(world.settings, world.database)
+    task = asyncio.create_task(controller.run())
+    try:
+        reason = await until(lambda: _true("Put etcd's data back" in controller.etcd_reason and controller.etcd_reason))
+        assert "epoch 1000000000 led here" in reason
+        assert not controller.serving
+    finally:
+        controller.stop()
+        await asyncio.wait({task}, timeout=10)
