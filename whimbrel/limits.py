@@ -195,6 +195,10 @@ SSE_QUEUE: Final = 1_000
 """Events buffered for one slow SSE reader before it is disconnected and must resume by id."""
 
 # -- checkpoints --------------------------------------------------------------------------------------------------------
+KEPT_CHUNKS_BYTES: Final = 256 * MIB
+"""Chunks that a trainer rank keeps in memory after writing them, to write them again if the disk damages them."""
+HEAL_EVERY_S: Final = 10.0
+"""While a trainer waits for a batch, it looks this often whether its newest chunks are whole in the store."""
 SNAPSHOTS_KEPT: Final = 2
 """Snapshots that retention keeps; the chain needed to replay from the older of them is kept too."""
 ANCHOR_CHAIN_RATIO: Final = 1.0

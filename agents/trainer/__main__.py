@@ -14,7 +14,7 @@ from agents.trainer.ranks import Ranks
 from agents.trainer.restore import Restorer
 from agents.trainer.step import make_deterministic
 from agents.worker import run_worker
-from whimbrel.checkpoint import DirectoryStore
+from whimbrel.checkpoint import DirectoryStore, KeptStore
 from whimbrel.transport import ChunkClient
 
 if TYPE_CHECKING:
@@ -27,14 +27,15 @@ def train(place: Place, peers: Peers | None = None) -> None:
     ranks = Ranks.start(place.rank, place.world_size, place.epoch)
     device = torch.device("cuda", place.rank % torch.cuda.device_count()) if torch.cuda.is_available() else None
     incidents = Incidents(place.controller, speaks=ranks.first)
-    chunks = ChunkSources(DirectoryStore(place.store), peers, place.sources)
+    store = KeptStore(DirectoryStore(place.store))
+    chunks = ChunkSources(store, peers, place.sources)
     trained = Restorer(place, ranks, chunks, incidents, resolve_model, device).run()
     fetcher = None
     if ranks.first:
         vocabulary = trained.stepper.policy.vocabulary
         fetcher = BatchFetcher(place.controller, place.caller, chunks, incidents, vocabulary)
     try:
-        TrainerLoop(place, ranks, trained, fetcher, incidents).run()
+        TrainerLoop(place, ranks, trained, fetcher, incidents, store.heal).run()
     finally:
         if fetcher is not None:
             fetcher.close()

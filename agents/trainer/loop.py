@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.trainer.batches import BatchFetcher, FetchedBatch
@@ -12,8 +13,8 @@ from agents.trainer.ranks import Ranks
 from agents.trainer.restore import Trained, batch_of
 from agents.trainer.step import StepOutcome, step_rng
 from whimbrel.checkpoint import BatchEntry, Manifest, StepRecord
-from whimbrel.errors import UsageError
-from whimbrel.limits import BATCHES_AHEAD, NONFINITE_STEPS_MAX, RANKS_IDLE_S
+from whimbrel.errors import StorageFull, UsageError
+from whimbrel.limits import BATCHES_AHEAD, HEAL_EVERY_S, NONFINITE_STEPS_MAX, RANKS_IDLE_S
 from whimbrel.log import get_logger
 
 log = get_logger("trainer")
@@ -23,8 +24,18 @@ class TrainerLoop:
     """Runs on every rank; rank 0 has the fetcher and tells the others what to do."""
 
     def __init__(
-        self, place: Place, ranks: Ranks, trained: Trained, fetcher: BatchFetcher | None, incidents: Incidents
+        self,
+        place: Place,
+        ranks: Ranks,
+        trained: Trained,
+        fetcher: BatchFetcher | None,
+        incidents: Incidents,
+        heal: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """
+        Args:
+            heal: writes chunks again that the store damaged or lost, and returns their digests.
+        """
         assert ranks.first == (fetcher is not None), "rank 0 alone speaks with the controller"
         self._place = place
         self._ranks = ranks
@@ -35,6 +46,8 @@ class TrainerLoop:
         self._fetcher = fetcher
         self._incidents = incidents
         self._nonfinite = 0
+        self._heal = heal
+        self._healed_at = time.monotonic()
 
     @property
     def version(self) -> int:
@@ -60,6 +73,24 @@ class TrainerLoop:
             fetched = self._ranks.broadcast(self._poll() if self._ranks.first else None)
             if fetched is not None:
                 return fetched
+            self._heal_while_waiting()
+
+    def _heal_while_waiting(self) -> None:
+        """No batch comes if no rollout can pass a version whose only copy rotted: look after the newest chunks."""
+        if time.monotonic() - self._healed_at < HEAL_EVERY_S:
+            return
+        try:
+            healed = self._heal()
+        except StorageFull:
+            healed = []  # it is told where a version waits for room; the next look comes soon
+        if healed:
+            self._incidents.report(
+                "corrupt_chunk",
+                f"{len(healed)} chunks of the newest versions were damaged or missing in the store; they are written again.",
+                chunks=len(healed),
+            )
+            self._incidents.send()
+        self._healed_at = time.monotonic()
 
     def _poll(self) -> FetchedBatch | None:
         """Rank 0: the batch if it comes soon. Raises what `check` and the fetcher raise."""

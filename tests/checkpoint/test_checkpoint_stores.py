@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from whimbrel.checkpoint import DirectoryStore, MemoryStore, Store
+from whimbrel.checkpoint import DirectoryStore, KeptStore, MemoryStore, Store
+from whimbrel.checkpoint.stores import chunk_name
 from whimbrel.delta import content_digest
 from whimbrel.errors import Corrupt, MissingChunk, StorageFull, UsageError
 
@@ -17,9 +18,12 @@ DATA = b"some bytes of a chunk"
 DIGEST = content_digest(DATA)
 
 
-@pytest.fixture(params=["memory", "directory"])
+@pytest.fixture(params=["memory", "directory", "kept"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return MemoryStore() if request.param == "memory" else DirectoryStore(tmp_path / "store")
+    if request.param == "memory":
+        return MemoryStore()
+    directory = DirectoryStore(tmp_path / "store")
+    return directory if request.param == "directory" else KeptStore(directory)
 
 
 def test_what_was_put_can_be_read_whole_and_in_ranges(store: Store) -> None:
@@ -158,3 +162,21 @@ def test_law_1_files_and_their_folders_are_synced_before_put_returns(
     assert [Path(each) for each in synced[:2]] == [tmp_path, tmp_path / "chunks"], "the way to a new folder"
     assert ".tmp/" in synced[2]
     assert Path(synced[3]) == folder
+
+
+def test_the_writer_of_a_chunk_that_the_disk_lost_or_changed_writes_it_again(tmp_path: Path) -> None:
+    directory = DirectoryStore(tmp_path / "store")
+    kept = KeptStore(directory, keep_bytes=60)
+    chunks = {content_digest(data): data for data in (b"a" * 30, b"b" * 30, b"c" * 30)}
+    for digest, data in chunks.items():
+        kept.put(digest, data)
+    first, second, third = chunks
+    assert kept.heal() == []
+    (tmp_path / "store" / chunk_name(second)).write_bytes(b"rotten")
+    directory.delete(chunk_name(third))
+    assert kept.heal() == [second, third]
+    assert (directory.get(second), directory.get(third)) == (chunks[second], chunks[third])
+    directory.delete(chunk_name(first))
+    kept.delete(chunk_name(third))
+    assert kept.heal() == [], "what fell out of the bounded memory, or was retired, does not come back"
+    assert directory.size(third) is None

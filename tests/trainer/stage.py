@@ -13,7 +13,7 @@ from agents.trainer.ranks import Ranks
 from agents.trainer.restore import Restorer, Trained
 from tests.trainer.support import make_group, pack_group
 from whimbrel import wire
-from whimbrel.checkpoint import DirectoryStore, Store
+from whimbrel.checkpoint import DirectoryStore, KeptStore, Store
 from whimbrel.coordination import BlockingEtcd, keys
 from whimbrel.errors import Unreachable
 from whimbrel.spec import RunSpec
@@ -121,7 +121,8 @@ def train(place: FakePlace, ranks: Ranks | None = None, store: Store | None = No
         chunks = ChunkSources(store or DirectoryStore(place.store))
         fetcher = BatchFetcher(place.controller, place.caller, chunks, incidents, trained.stepper.policy.vocabulary)
     try:
-        TrainerLoop(place, ranks, trained, fetcher, incidents).run()
+        heal = store.heal if isinstance(store, KeptStore) else tuple
+        TrainerLoop(place, ranks, trained, fetcher, incidents, heal).run()
     finally:
         if fetcher is not None:
             fetcher.close()

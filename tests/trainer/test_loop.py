@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from agents.trainer import loop
 from agents.trainer.batch import Batch
 from agents.trainer.batches import BatchFetcher
 from agents.trainer.place import ChunkSources, Incidents
 from agents.trainer.step import StepOutcome, Stepper
 from tests.trainer.stage import FakePlace, own_trainer, read_head, restore, train
 from tests.trainer.support import make_group, make_spec, pack_group
-from whimbrel.checkpoint import DirectoryStore, MemoryStore
+from whimbrel.checkpoint import DirectoryStore, KeptStore, LogReader, MemoryStore, store_fetch
 from whimbrel.coordination import BlockingEtcd, EtcdServer
 from whimbrel.errors import Fenced, UsageError
 from whimbrel.limits import NONFINITE_STEPS_MAX
@@ -229,3 +230,31 @@ def test_incidents_are_kept_until_the_controller_is_back(tmp_path: Path, etcd: B
     controller.away = False
     incidents.report("numbers", "second")
     assert [message for _, message in controller.incidents] == ["first", "second"]
+
+
+def test_a_version_that_rots_before_anybody_fetched_it_is_written_again(
+    tmp_path: Path, etcd: BlockingEtcd, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "HEAL_EVERY_S", 0.1)
+    place = _place(tmp_path, etcd, model, max_steps=4)
+    directory = DirectoryStore(place.store)
+    rotten: list[str] = []
+
+    def rot() -> None:
+        head = read_head(etcd)
+        if head is None or head.version != 2 or rotten:
+            return
+        manifest = LogReader(store_fetch(directory), place.run_id).manifest(head.manifest)
+        rotten.extend(manifest.chunk_digests())
+        for digest in rotten:
+            (place.store / "chunks" / digest[:2] / digest).write_bytes(b"rotten")
+        # Without whole chunks no rollout comes by this version, so no batch comes either.
+        place.controller.away = True
+        threading.Timer(4.0, setattr, (place.controller, "away", False)).start()
+
+    place.on_check = rot
+    train(place, store=KeptStore(directory))
+    assert rotten
+    for digest in rotten:
+        assert directory.get(digest)
+    assert [kind for kind, _ in place.controller.incidents] == ["corrupt_chunk"]

@@ -23,7 +23,7 @@ from whimbrel.checkpoint.snapshot import (
     training_digest,
     whole_arrays,
 )
-from whimbrel.checkpoint.stores import DirectoryStore, Fetch, MemoryStore, Store, store_fetch
+from whimbrel.checkpoint.stores import DirectoryStore, Fetch, KeptStore, MemoryStore, Store, store_fetch
 from whimbrel.checkpoint.writer import WeightLog, wants_anchor
 from whimbrel.delta import Change, DeltaPart
 
@@ -37,6 +37,7 @@ __all__ = [
     "DirectoryStore",
     "Fetch",
     "HostWeights",
+    "KeptStore",
     "Link",
     "LogReader",
     "Manifest",
