@@ -154,7 +154,15 @@ class Publisher:
         full = self._ranks.broadcast(full)
         if full:
             self._incidents.report("storage_full", f"The {what} was left out: {full}")
+            self._take_back(what)
         return not full
+
+    def _take_back(self, what: str) -> None:
+        """Give the room back that the attempt took: the next versions need it."""
+        try:
+            self._log.discard()
+        except WhimbrelError as error:
+            self._incidents.report("retention", f"What was written of the {what} was not removed: {error}")
 
     def _on_all(self, write: Callable[[], Part]) -> list[Part]:
         """Run a local write on every rank until none has a full store; returns the parts in rank order."""

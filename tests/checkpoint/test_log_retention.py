@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from tests.checkpoint.log_world import LAYOUT, RUN, Trainer, holds, reader_of, restored
+from tests.checkpoint.log_world import LAYOUT, RUN, Trainer, first_state, holds, reader_of, restored, training_state
 from whimbrel import limits
 from whimbrel.checkpoint import (
     HostWeights,
@@ -18,6 +18,7 @@ from whimbrel.checkpoint import (
     describe,
     find_version,
     plan_retention,
+    store_fetch,
     verify_chain,
 )
 from whimbrel.checkpoint.retention import read_holdings
@@ -186,3 +187,18 @@ def test_verify_reports_what_it_read_and_names_a_chunk_that_rotted(trainer: Trai
     with pytest.raises(Corrupt, match=victim):
         verify_chain(trainer.store, RUN, 8)
     assert verify_chain(trainer.store, RUN).version == 11, "from the anchor after it"
+
+
+def test_what_an_attempt_stored_is_taken_back_but_for_what_others_name() -> None:
+    store = MemoryStore()
+    Trainer(store).start()
+    before = set(store.list("chunks/"))
+    log, other = WeightLog(store, RUN, 2), WeightLog(store, "run_other", 1)
+    log.write_snapshot(training_state(6))
+    assert set(store.list("chunks/")) > before
+    log.discard()
+    assert set(store.list("chunks/")) == before
+    log.write_anchor(LAYOUT, first_state(9))
+    digest, manifest = other.publish_anchor(LAYOUT, 0, [other.write_anchor(LAYOUT, first_state(9))])
+    log.discard()  # the same bytes are stored once, and named by now
+    HostWeights("run_other").load_anchor(digest, manifest, store_fetch(store))

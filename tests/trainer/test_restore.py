@@ -235,6 +235,30 @@ def test_a_full_store_delays_but_loses_nothing(
     assert any(kind == "storage_full" for kind, _ in place.controller.incidents)
 
 
+def test_a_snapshot_that_found_no_room_gives_back_what_it_took(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
+    place = _place(tmp_path, etcd, model, max_steps=1, checkpoint={"snapshot_every": 100})
+
+    class Filling(DirectoryStore):
+        left = 10**6
+
+        def put(self, digest: str, data: bytes) -> None:
+            if self.left <= 0:
+                raise StorageFull("no room")
+            self.left -= 1
+            super().put(digest, data)
+
+    store = Filling(place.store)
+    publisher = train(place, store=store).publisher
+    before = store.list("chunks/")
+    store.left = 3
+    assert not publisher.snapshot()
+    assert store.left == 0
+    assert store.list("chunks/") == before
+    assert [kind for kind, _ in place.controller.incidents] == ["storage_full"]
+    store.left = 10**6
+    assert publisher.snapshot()
+
+
 def test_a_tampered_version_is_detected_in_replay(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
     """The log is right: a step that does not reproduce it is reported, and the log's weights are taken over."""
     place = _place(tmp_path, etcd, model, max_steps=4, checkpoint={"snapshot_every": 100})

@@ -125,6 +125,19 @@ def apply_retention(
     return plan
 
 
+def discard_chunks(store: Store, run_id: str, digests: Collection[str]) -> None:
+    """Delete chunks that an attempt of this run stored and no manifest of it names, unless another run names them.
+
+    Retention finds only what is named: without this, an attempt that failed for want of room would keep all there was.
+
+    Raises:
+        MissingChunk, Corrupt, Conflict: what other runs name cannot be read; nothing was deleted.
+    """
+    if digests:
+        for each in sorted(set(digests) - set(_shared(store, run_id))):
+            store.delete(chunk_name(each))
+
+
 def read_holdings(store: Store, run_id: str, head: str) -> Holdings:
     """All manifests of a run that the store holds. Raises ChainGap, MissingChunk, Corrupt, Conflict."""
     reader = LogReader(store_fetch(store), run_id)

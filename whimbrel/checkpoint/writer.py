@@ -24,6 +24,7 @@ from whimbrel.checkpoint.manifest import (
     total_bytes,
 )
 from whimbrel.checkpoint.reader import LogReader
+from whimbrel.checkpoint.retention import discard_chunks
 from whimbrel.checkpoint.snapshot import (
     ArrayShard,
     SnapshotPart,
@@ -32,6 +33,7 @@ from whimbrel.checkpoint.snapshot import (
     write_snapshot_part,
 )
 from whimbrel.checkpoint.stores import Store, store_fetch
+from whimbrel.checkpoint.stores.noted import NotedStore
 from whimbrel.clock import Clock, SystemClock, rfc3339
 from whimbrel.delta import DeltaPart, EncodedDelta, Layout, Piece, add_digests, digest_hex, encode_delta
 from whimbrel.errors import Conflict, MissingChunk, UsageError
@@ -51,6 +53,7 @@ class WeightLog:
         self._anchor = ""
         self._snapshot = ""
         self._adopted = False
+        self._attempt = NotedStore(store)
 
     # -- any rank ------------------------------------------------------------------------------------------------------
 
@@ -76,11 +79,22 @@ class WeightLog:
 
     def write_anchor(self, layout: Layout, pieces: Sequence[Piece]) -> AnchorPart:
         """Store this rank's pieces as part of a complete copy. Raises UsageError, StorageFull."""
-        return write_anchor_part(self.store, layout, pieces)
+        self._attempt = NotedStore(self.store)
+        return write_anchor_part(self._attempt, layout, pieces)
 
     def write_snapshot(self, shards: Sequence[ArrayShard]) -> SnapshotPart:
         """Store this rank's part of the training state. Raises UsageError, StorageFull."""
-        return write_snapshot_part(self.store, shards)
+        self._attempt = NotedStore(self.store)
+        return write_snapshot_part(self._attempt, shards)
+
+    def discard(self) -> None:
+        """Delete what this rank's last `write_anchor` or `write_snapshot` stored: no manifest will name it.
+
+        Raises:
+            MissingChunk, Corrupt, Conflict: what other runs of the store name cannot be read; nothing was deleted.
+        """
+        discard_chunks(self.store, self.run_id, self._attempt.fresh)
+        self._attempt = NotedStore(self.store)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
