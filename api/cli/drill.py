@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -115,7 +116,7 @@ def verdict_table(verdicts: Sequence[Verdict], audit: dict[str, object], ettr: f
     caption = f"trajectories lost {lost}, consumed twice {twice}"
     if ettr is not None:
         caption += f", ETTR {ettr:.3f}"
-    table = Table(title="drill: seconds after the fault, steps lost and replayed", caption=caption)
+    table = Table(title="drill: seconds after the fault, steps lost and replayed", caption=caption, box=box.SIMPLE_HEAD)
     table.add_column("fault", no_wrap=True)
     for heading in ("detected", "recovered", "lost", "replayed", "same bits"):
         table.add_column(heading, justify="right", no_wrap=True)
