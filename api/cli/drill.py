@@ -118,11 +118,11 @@ def verdict_table(verdicts: Sequence[Verdict], audit: dict[str, object], ettr: f
         caption += f", ETTR {ettr:.3f}"
     table = Table(title="drill: seconds after the fault, steps lost and replayed", caption=caption, box=box.SIMPLE_HEAD)
     table.add_column("fault", no_wrap=True)
-    for heading in ("detected", "recovered", "lost", "replayed", "same bits"):
+    for heading in ("detected", "recovered", "lost", "replayed", "bits"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict")
     for verdict in verdicts:
-        same = {True: "yes", False: "NO", None: "-"}[verdict.state_digest_equal]
+        same = {True: "same", False: "OTHER", None: "-"}[verdict.state_digest_equal]
         table.add_row(
             verdict.fault.name,
             seconds(verdict.detect_s),
