@@ -154,7 +154,7 @@ class Rollout:
         pause_ms, fetch_ms = (round(self._gauges[name], 1) for name in ("generation_pause_ms", "fetch_ms"))
         log.info(f"version {self._engine.version} applied", pause_ms=pause_ms, fetch_ms=fetch_ms)
         self._count("versions_applied", max(1, self._engine.version - before) if before >= 0 else 1)
-        self._place.progress("working" if self._groups else "waiting", version=self._engine.version, note="")
+        self._place.progress(self._phase(), version=self._engine.version, note="")
         self._look()
 
     def _look(self) -> None:
@@ -279,6 +279,11 @@ class Rollout:
     def _texts(self, group: Group) -> list[str]:
         return [self._engine.decode(row.tokens) if row.finish_reason else "" for row in group.rows]
 
+    def _phase(self) -> Phase:
+        """Working while there is something to sample. The environment may take as long as its own bound allows for each
+        call: who waits for it does not hang."""
+        return "working" if any(_open(group) for group in self._groups.values()) else "waiting"
+
     # -- telling -------------------------------------------------------------------------------------------------------
     def _count(self, name: str, amount: float) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount
@@ -298,8 +303,10 @@ class Rollout:
         self._tokens, self._told_at = 0, now
         counters = {name: amount for name, amount in self._counters.items() if amount}
         self._counters = {}
-        phase: Phase = "working" if self._groups else "waiting"
+        phase = self._phase()
         note = self.follower.trouble or self._outage.reason or self.courier.note
+        if self._groups and phase == "waiting":
+            note = note or "waiting for the environment"
         if self._engine.version < 0:
             phase = "restoring" if self._place.head() is not None else "waiting"
             note = note or "syncing: no version is applied yet"

@@ -380,6 +380,25 @@ def test_an_environment_that_fails_is_reported_as_a_failure(make_world: Callable
     world.until(lambda: set(world.ledger.failed) == {"grp_1", "grp_2"} and set(world.ledger.finished) == {"grp_0"})
 
 
+def test_a_rollout_that_waits_for_a_slow_environment_says_so(make_world: Callable[..., World]) -> None:
+    """`working` without progress would be taken for a hang, and the worker be started anew for ever."""
+    world = make_world(1)
+    real, begun, go_on = world.environment, threading.Event(), threading.Event()
+
+    class Slow(Away):
+        def score(self, index: int, completion: str) -> float:
+            begun.set()
+            go_on.wait(20)
+            return real.score(index, completion)
+
+    world.rollout._environment = Slow(real)
+    world.start()
+    world.until(begun.is_set)
+    world.until(lambda: "waiting for the environment" in world.place.notes and world.place.phases[-1] == "waiting")
+    go_on.set()
+    world.until(lambda: len(world.ledger.finished) == 1)
+
+
 class Away:
     """An environment that gives prompts and no reward."""
 
