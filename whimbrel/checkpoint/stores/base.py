@@ -49,6 +49,34 @@ class Store(Protocol):
         ...
 
 
+class StoreAround:
+    """A store that passes every verb on to another; subclasses add to some."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def put(self, digest: str, data: bytes) -> None:
+        self._store.put(digest, data)
+
+    def get(self, digest: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._store.get(digest, offset, length)
+
+    def size(self, digest: str) -> int | None:
+        return self._store.size(digest)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._store.create(name, data)
+
+    def read(self, name: str) -> bytes | None:
+        return self._store.read(name)
+
+    def list(self, prefix: str) -> list[str]:
+        return self._store.list(prefix)
+
+    def delete(self, name: str) -> None:
+        self._store.delete(name)
+
+
 def chunk_name(digest: str) -> str:
     """The object name of a chunk.
 

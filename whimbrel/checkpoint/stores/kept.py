@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import threading
 
-from whimbrel.checkpoint.stores.base import Store, chunk_name
+from whimbrel.checkpoint.stores.base import Store, StoreAround, chunk_name
 from whimbrel.errors import Corrupt, MissingChunk
 from whimbrel.limits import KEPT_CHUNKS_BYTES
 
 
-class KeptStore:
+class KeptStore(StoreAround):
     """Any store, with a bounded memory of what was put last. Thread-safe as far as the store is."""
 
     def __init__(self, store: Store, keep_bytes: int = KEPT_CHUNKS_BYTES) -> None:
-        self._store = store
+        super().__init__(store)
         self._keep_bytes = keep_bytes
         self._kept: dict[str, bytes] = {}
         self._kept_bytes = 0
@@ -42,7 +42,7 @@ class KeptStore:
         return healed
 
     def put(self, digest: str, data: bytes) -> None:
-        self._store.put(digest, data)
+        super().put(digest, data)
         with self._lock:
             self._forget(digest)
             self._kept[digest] = data
@@ -50,26 +50,11 @@ class KeptStore:
             while self._kept_bytes > self._keep_bytes:
                 self._forget(next(iter(self._kept)))
 
-    def get(self, digest: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self._store.get(digest, offset, length)
-
-    def size(self, digest: str) -> int | None:
-        return self._store.size(digest)
-
-    def create(self, name: str, data: bytes) -> bool:
-        return self._store.create(name, data)
-
-    def read(self, name: str) -> bytes | None:
-        return self._store.read(name)
-
-    def list(self, prefix: str) -> list[str]:
-        return self._store.list(prefix)
-
     def delete(self, name: str) -> None:
         # What retention removes must not come back.
         with self._lock:
             self._forget(name.rpartition("/")[2])
-        self._store.delete(name)
+        super().delete(name)
 
     def _forget(self, digest: str) -> None:
         self._kept_bytes -= len(self._kept.pop(digest, b""))
