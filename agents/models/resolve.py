@@ -77,6 +77,8 @@ def _builtin(name: str, home: Path, tell: Callable[[str], None]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{name}.lock").open("w") as lock:
         _wait_for(lock.fileno(), name)
+        for left in folder.parent.glob(f".{name}.*.draft"):  # of a build that was killed: nobody else builds now
+            shutil.rmtree(left, ignore_errors=True)
         if not folder.is_dir():
             build_model(name, folder, tell)
     return folder
