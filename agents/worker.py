@@ -184,6 +184,11 @@ class WorkerContext:
             if moved:
                 self._moved_at = time.monotonic()
 
+    def tick(self) -> None:
+        """Say that a long piece of work moves, though there is nothing else to tell of it: it does not hang."""
+        with self._changed:
+            self._moved_at = time.monotonic()
+
     # -- the world -----------------------------------------------------------------------------------------------------
     def head(self) -> tuple[Head, int] | None:
         """The newest committed version that this process heard of, with its key's mod_revision; None before version 0."""

@@ -9,7 +9,7 @@ import torch
 from agents.models import resolve_model
 from agents.trainer.batches import BatchFetcher
 from agents.trainer.loop import TrainerLoop
-from agents.trainer.place import ChunkSources, Incidents, Peers, Place
+from agents.trainer.place import ChunkSources, Incidents, Peers, Place, TickingStore
 from agents.trainer.ranks import Ranks
 from agents.trainer.restore import Restorer
 from agents.trainer.step import make_deterministic
@@ -28,12 +28,14 @@ def train(place: Place, peers: Peers | None = None) -> None:
     device = torch.device("cuda", place.rank % torch.cuda.device_count()) if torch.cuda.is_available() else None
     incidents = Incidents(place.controller, speaks=ranks.first)
     store = KeptStore(DirectoryStore(place.store))
-    chunks = ChunkSources(store, peers, place.sources)
+    chunks = ChunkSources(TickingStore(store, place.tick), peers, place.sources)
     trained = Restorer(place, ranks, chunks, incidents, resolve_model, device).run()
     fetcher = None
     if ranks.first:
         vocabulary = trained.stepper.policy.vocabulary
-        fetcher = BatchFetcher(place.controller, place.caller, chunks, incidents, vocabulary)
+        # Its thread says nothing of whether the working thread moves.
+        payloads = ChunkSources(store, peers, place.sources)
+        fetcher = BatchFetcher(place.controller, place.caller, payloads, incidents, vocabulary)
     try:
         TrainerLoop(place, ranks, trained, fetcher, incidents, store.heal).run()
     finally:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from whimbrel.checkpoint import Store
 from whimbrel.checkpoint.stores import chunk_name
+from whimbrel.checkpoint.stores.base import StoreAround
 from whimbrel.errors import Corrupt, MissingChunk, Unreachable
 from whimbrel.limits import INCIDENTS_HELD
 from whimbrel.log import get_logger
@@ -55,7 +56,32 @@ class Place(Protocol):
         """Say what is being done; counters are added to running totals, gauges replace."""
         ...
 
+    def tick(self) -> None:
+        """Say that a long piece of work moves: without this, it would be taken for a hang and started anew for ever."""
+        ...
+
     def sources(self) -> list[str]: ...
+
+
+class TickingStore(StoreAround):
+    """A store; each chunk that was read, written or removed is a sign that the work on many of them moves."""
+
+    def __init__(self, store: Store, tick: Callable[[], None]) -> None:
+        super().__init__(store)
+        self._tick = tick
+
+    def put(self, digest: str, data: bytes) -> None:
+        super().put(digest, data)
+        self._tick()
+
+    def get(self, digest: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = super().get(digest, offset, length)
+        self._tick()
+        return data
+
+    def delete(self, name: str) -> None:
+        super().delete(name)
+        self._tick()
 
 
 class Incidents:

@@ -140,7 +140,7 @@ class Restorer:
         schedule.written(time.monotonic() - started)
         self._place.progress("publishing", version=manifest.version)
         reference = Policy(load_model(folder), self._ranks, self._device) if spec.algorithm.kl_coef > 0 else None
-        return Trained(Stepper(optimizer, spec, reference), publisher, schedule, cursor=0)
+        return Trained(Stepper(optimizer, spec, reference, self._place.tick), publisher, schedule, cursor=0)
 
     def _tell(self, line: str) -> None:
         # The counter shows that it moves: large models take their time.
@@ -155,7 +155,7 @@ class Restorer:
         files = self._reader.files(anchor)
         policy = Policy(empty_model(files), self._ranks, self._device)
         optimizer = MasterOptimizer(policy, spec.optimizer)
-        stepper = Stepper(optimizer, spec, self._reference(files))
+        stepper = Stepper(optimizer, spec, self._reference(files), self._place.tick)
         schedule = SnapshotSchedule(spec.checkpoint.snapshot_every)
         at = self._load_snapshot(optimizer, head)
         if at is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,10 +46,18 @@ class StepOutcome:
 class Stepper:
     """Runs steps on a training state."""
 
-    def __init__(self, optimizer: MasterOptimizer, spec: RunSpec, reference: Policy | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: MasterOptimizer,
+        spec: RunSpec,
+        reference: Policy | None = None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`tick` is called after each micro-batch."""
         self.optimizer = optimizer
         self.policy = optimizer.policy
         self.spec = spec
+        self._tick = tick
         self.reference = reference
         """Version 0, for the KL penalty."""
         if spec.algorithm.kl_coef > 0 and reference is None:
@@ -69,6 +78,7 @@ class Stepper:
         for indices in plan[ranks.rank]:
             micro = collate(batch, indices, self.policy.device)
             local += self._micro_batch(micro, max(1, batch.trained_tokens))
+            self._tick()
             greatest_staleness = max(greatest_staleness, int(micro.staleness.max()) if len(micro.staleness) else 0)
         sums: dict[str, float] = dict(zip(_SUMS, ranks.sum(local.tolist()).tolist(), strict=True))
         norm = self.optimizer.gradient_norm()

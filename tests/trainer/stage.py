@@ -71,6 +71,7 @@ class FakePlace:
         self.controller: Any = FakeController(DirectoryStore(self.store))
         self.notes: list[tuple[str, int | None, str | None]] = []
         self.gauges: dict[str, float] = {}
+        self.ticks = 0
         self.on_check: Callable[[], None] = lambda: None
 
     def check(self) -> None:
@@ -87,6 +88,9 @@ class FakePlace:
     ) -> None:
         self.notes.append((phase, version, note))
         self.gauges.update(gauges or {})
+
+    def tick(self) -> None:
+        self.ticks += 1
 
     def sources(self) -> list[str]:
         return []

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agents.trainer.batch import Batch
+from agents.trainer.place import TickingStore
 from agents.trainer.publish import Publisher
 from agents.trainer.step import Stepper
 from tests.trainer.stage import RUN, FakePlace, own_trainer, read_head, restore, train
@@ -233,6 +234,17 @@ def test_a_full_store_delays_but_loses_nothing(
 
     assert _end(train(place, store=Filling(place.store))) == undisturbed
     assert any(kind == "storage_full" for kind, _ in place.controller.incidents)
+
+
+def test_long_work_shows_that_it_moves(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
+    """A step or a snapshot may take longer than a hang may: each part of it that is done counts."""
+    place = _place(tmp_path, etcd, model, max_steps=1, checkpoint={"snapshot_every": 100})
+    trained = train(place)  # over a store that does not tell
+    after_the_step = place.ticks
+    assert after_the_step >= 1
+    trained.publisher._log.store = TickingStore(DirectoryStore(place.store), place.tick)
+    assert trained.publisher.snapshot()
+    assert place.ticks >= after_the_step + 3
 
 
 def test_a_snapshot_that_found_no_room_gives_back_what_it_took(tmp_path: Path, etcd: BlockingEtcd, model: str) -> None:
