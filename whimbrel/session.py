@@ -58,7 +58,7 @@ class Session:
         self.run_id = run_id
         self._etcd = etcd
         self._log = WeightLog(store, run_id, epoch)
-        self._reader = LogReader(store_fetch(store), run_id)
+        self._fetch = store_fetch(store)
         self._committer = HeadCommitter(etcd, run_id, WORKER, epoch)
         self._host = HostWeights(run_id)
         self._head: tuple[str, Manifest] | None = None
@@ -185,9 +185,13 @@ class Session:
             self._take(head.manifest)
 
     def _take(self, digest: str) -> None:
+        if self._head is not None and self._head[0] == digest == self._host.manifest_digest:
+            return
+        # A new reader each time: what it remembers of a long run would grow without end.
+        reader = LogReader(self._fetch, self.run_id)
         if digest != self._host.manifest_digest:
-            self._reader.restore(self._host, digest)
-        self._head = (digest, self._reader.manifest(digest))
+            reader.restore(self._host, digest)
+        self._head = (digest, reader.manifest(digest))
 
 
 def _pieces(weights: Mapping[str, Tensor]) -> tuple[Layout, list[Piece]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import uuid
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.support import tiny_model
+from whimbrel.checkpoint import Manifest
 from whimbrel.coordination import EtcdServer
 from whimbrel.errors import Fenced, UsageError
 from whimbrel.session import Session
@@ -47,6 +49,16 @@ def test_a_later_session_fences_the_earlier(tmp_path: Path, etcd_server: EtcdSer
             second.publish({"w": torch.tensor([1.0, 0.0, float("nan")])})
             assert second.version == 1
             assert second.latest()["w"].view(torch.int32)[1] == 0
+
+
+def test_a_session_of_many_versions_keeps_in_memory_only_the_newest(tmp_path: Path, etcd_server: EtcdServer) -> None:
+    run = _run()
+    with Session.start(run, store=tmp_path, etcd=[etcd_server.endpoint]) as session:
+        for step in range(8):
+            session.publish({"w": torch.full((3,), float(step))})
+        gc.collect()
+        held = [each for each in gc.get_objects() if type(each) is Manifest and each.run_id == run]
+        assert len(held) <= 2
 
 
 def test_a_run_keeps_its_layout(tmp_path: Path, etcd_server: EtcdServer) -> None:
