@@ -201,6 +201,8 @@ HEAL_EVERY_S: Final = 10.0
 """While a trainer waits for a batch, it looks this often whether its newest chunks are whole in the store."""
 SNAPSHOTS_KEPT: Final = 2
 """Snapshots that retention keeps; the chain needed to replay from the older of them is kept too."""
+STALE_TEMPORARY_S: Final = 24 * 3600
+"""A temporary file of a store that is older was left by a process that was killed while it wrote; the next one deletes it."""
 ANCHOR_CHAIN_RATIO: Final = 1.0
 """A new anchor is written when the deltas since the last one outweigh this times a full copy."""
 SNAPSHOT_VERSIONS_MAX: Final = 64

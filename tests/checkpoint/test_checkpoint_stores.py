@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from whimbrel.checkpoint import DirectoryStore, KeptStore, MemoryStore, Store
 from whimbrel.checkpoint.stores import chunk_name
 from whimbrel.delta import content_digest
 from whimbrel.errors import Corrupt, MissingChunk, StorageFull, UsageError
+from whimbrel.limits import STALE_TEMPORARY_S
 
 DATA = b"some bytes of a chunk"
 DIGEST = content_digest(DATA)
@@ -105,6 +107,16 @@ def test_digests_cannot_leave_the_store(store: Store, digest: str) -> None:
     for call in (store.get, store.size, lambda d: store.put(d, DATA)):
         with pytest.raises(UsageError):
             call(digest)
+
+
+def test_what_a_killed_writer_left_is_deleted_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    DirectoryStore(tmp_path)
+    for name, age_s in (("left", STALE_TEMPORARY_S + 60), ("written-now", 1)):
+        path = tmp_path / ".tmp" / name
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - age_s,) * 2)
+    DirectoryStore(tmp_path)
+    assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["written-now"]
 
 
 def test_a_full_memory_store_keeps_what_it_has() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Final
 from whimbrel.checkpoint.stores.base import check_content, check_name, check_prefix, chunk_name
 from whimbrel.delta import content_digest
 from whimbrel.errors import MissingChunk, StorageFull
+from whimbrel.limits import STALE_TEMPORARY_S
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TEMPORARY: Final = ".tmp"
@@ -32,6 +34,14 @@ class DirectoryStore:
         self._lock = threading.Lock()
         with _full_disk(self.path):
             (self.path / _TEMPORARY).mkdir(parents=True, exist_ok=True)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete what processes that were killed while they wrote have left; nothing else would ever do it."""
+        for path in (self.path / _TEMPORARY).iterdir():
+            with contextlib.suppress(OSError):  # another process sweeps too
+                if time.time() - path.stat().st_mtime > STALE_TEMPORARY_S:
+                    path.unlink()
 
     def put(self, digest: str, data: bytes) -> None:
         path = self.path / chunk_name(digest)
