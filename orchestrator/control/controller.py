@@ -238,11 +238,13 @@ class Controller:
                     continue
                 try:
                     await self._catch_up(epoch, head, row.mirrored_version)
+                    continue
                 except WhimbrelError as error:
                     log.warning("mirror waits", run=row.run_id, reason=str(error))
                 except Exception:
                     # One run's records must not end the recording of all: nothing else would ever start it again.
                     log.exception("mirror failed", run=row.run_id)
+                await asyncio.sleep(LOOP_MAX_PERIOD_S)
 
     async def _catch_up(self, epoch: int, head: Head, mirrored_version: int) -> None:
         try:
@@ -250,11 +252,11 @@ class Controller:
             self._late.pop(head.run_id, None)
             self.wake()
         except (MissingChunk, Corrupt) as error:
-            if self._late.get(head.run_id) == head.manifest:
-                return
-            text = f"Version records of the log cannot be read now: {error} They are tried again."
-            await self._chronicle.tell(epoch, "mirror_delayed", text, run_id=head.run_id, severity="warning")
-            self._late[head.run_id] = head.manifest
+            if self._late.get(head.run_id) != head.manifest:
+                text = f"Version records of the log cannot be read now: {error} They are tried again."
+                await self._chronicle.tell(epoch, "mirror_delayed", text, run_id=head.run_id, severity="warning")
+                self._late[head.run_id] = head.manifest
+            raise
 
     async def _ask(self, address: str) -> object:
         return await call_async(address, self._token, "probe", b"", PROBE_TIMEOUT_S)
