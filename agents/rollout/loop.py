@@ -264,6 +264,7 @@ class Rollout:
         if self._engine.version == 0:
             raise UsageError(text, hint="Correct it; `whimbrel run logs RUN -w WORKER` has the tracebacks.")
         outage.retry_at_s = time.monotonic() + ENVIRONMENT_RETRY_S
+        self._look()  # at once: each group leased meanwhile would only be another attempt that fails
         if outage.failures == ENVIRONMENT_FAILURES_MAX:
             # Beside the loop, which waits for nothing but its engine.
             self._pool.submit(self._incident, "environment_failed", f"{text} Its prompts are tried again.")

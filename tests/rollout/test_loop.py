@@ -434,7 +434,7 @@ def test_an_environment_that_is_away_for_a_while_is_told_and_waited_for(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "ENVIRONMENT_RETRY_S", 0.2)
-    world = make_world(20)
+    world = make_world(100)
     world.trainer.step()
     world.rollout._environment = Away(world.environment)
     world.start()
