@@ -197,6 +197,8 @@ SSE_QUEUE: Final = 1_000
 # -- checkpoints --------------------------------------------------------------------------------------------------------
 KEPT_CHUNKS_BYTES: Final = 256 * MIB
 """Chunks that a trainer rank keeps in memory after writing them, to write them again if the disk damages them."""
+ORPHANS_KEPT_S: Final = 24 * 3600.0
+"""A chunk that nothing names is deleted when it was found so twice, this far apart."""
 HEAL_EVERY_S: Final = 10.0
 """While a trainer waits for a batch, it looks this often whether its newest chunks are whole in the store."""
 SNAPSHOTS_KEPT: Final = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -21,8 +22,11 @@ from whimbrel.checkpoint import (
     store_fetch,
     verify_chain,
 )
-from whimbrel.checkpoint.retention import read_holdings
+from whimbrel.checkpoint.orphans import sweep_orphans
+from whimbrel.checkpoint.retention import _named, read_holdings
+from whimbrel.checkpoint.stores import chunk_name
 from whimbrel.clock import ManualClock
+from whimbrel.delta import content_digest
 from whimbrel.errors import ChainGap, Corrupt, NotFound
 
 
@@ -202,3 +206,22 @@ def test_what_an_attempt_stored_is_taken_back_but_for_what_others_name() -> None
     digest, manifest = other.publish_anchor(LAYOUT, 0, [other.write_anchor(LAYOUT, first_state(9))])
     log.discard()  # the same bytes are stored once, and named by now
     HostWeights("run_other").load_anchor(digest, manifest, store_fetch(store))
+
+
+def test_what_nobody_names_goes_when_it_was_found_twice_a_day_apart(trainer: Trainer) -> None:
+    store, start = trainer.store, datetime(2026, 1, 1, tzinfo=UTC)
+    other = WeightLog(store, "run_other", 1)
+    theirs = other.publish_anchor(LAYOUT, 0, [other.write_anchor(LAYOUT, first_state(7))])[0]
+    lost = [content_digest(data) for data in (b"of a killed writer", b"of a refused result")]
+    store.put(lost[0], b"of a killed writer")
+    named = _named(read_holdings(store, RUN, trainer.head))
+    everything = set(store.list("chunks/"))
+    assert sweep_orphans(store, RUN, named, start) == []
+    store.put(lost[1], b"of a refused result")
+    day = timedelta(seconds=limits.ORPHANS_KEPT_S)
+    assert sweep_orphans(store, RUN, named, start + day - timedelta(seconds=1)) == []
+    assert sweep_orphans(store, RUN, named, start + day) == [lost[0]], "the other was seen a moment ago only"
+    assert sweep_orphans(store, RUN, named | {lost[1]}, start + 2 * day) == [], "it is named by now"
+    assert set(store.list("chunks/")) == everything - {chunk_name(lost[0])} | {chunk_name(lost[1])}
+    assert store.size(theirs) is not None
+    assert verify_chain(store, RUN).payloads_missing == []

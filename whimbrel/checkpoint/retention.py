@@ -20,6 +20,7 @@ from whimbrel.checkpoint import names
 from whimbrel.checkpoint.chain import Link
 from whimbrel.checkpoint.inspect import held_history
 from whimbrel.checkpoint.manifest import Manifest, SnapshotManifest
+from whimbrel.checkpoint.orphans import sweep_orphans
 from whimbrel.checkpoint.reader import LogReader
 from whimbrel.checkpoint.stores import CHUNKS, Store, chunk_name, store_fetch
 from whimbrel.errors import Corrupt
@@ -101,7 +102,7 @@ def apply_retention(
     kept: int = limits.SNAPSHOTS_KEPT,
     pinned: Collection[int] = frozenset(),
 ) -> RetentionPlan:
-    """Plan, persist, execute; finishes first what an earlier call was interrupted in.
+    """Plan, persist, execute; finishes first what an earlier call was interrupted in, and sweeps orphans at the end.
 
     Args:
         head: digest of the committed head's manifest.
@@ -122,6 +123,7 @@ def apply_retention(
         name = f"{_plans(run_id)}{plan.head_version:012d}"
         store.create(name, msgspec.json.encode(plan))
         _execute(store, name, plan.names)
+    sweep_orphans(store, run_id, _named(held))
     return plan
 
 
@@ -180,6 +182,13 @@ def _needs(manifest: Manifest | SnapshotManifest, floor: int) -> Iterator[str]:
     yield from manifest.chunk_digests()
     if isinstance(manifest, Manifest) and manifest.step is not None and manifest.step.step >= floor:
         yield from (entry.payload for entry in manifest.step.batch if entry.payload)
+
+
+def _named(held: Holdings) -> set[str]:
+    """Every digest that a manifest of the store's runs names, and these manifests' own."""
+    everything = [*held.chain, *held.attempts.items(), *held.snapshots.items()]
+    chunks = {each for _, manifest in everything for each in _needs(manifest, 0)}
+    return chunks | {digest for digest, _ in everything} | held.shared
 
 
 def _exists(store: Store, name: str) -> bool:
