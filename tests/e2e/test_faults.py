@@ -1,4 +1,4 @@
-"""Every fault of the local matrix, one after the other, on one run (F1, F3 to F8 and F12 of the usual matrices)."""
+"""Every fault of the local matrix, one after the other, on one run: each part killed, and paused for longer than its lease."""
 
 from __future__ import annotations
 
