@@ -12,13 +12,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 
 from orchestrator.core.lifecycle import TERMINAL
 from orchestrator.db import Database, IncidentRepository, Ledger, tables
 from whimbrel.clock import Clock
 from whimbrel.coordination import Election
 from whimbrel.errors import Fenced
+from whimbrel.limits import LEADER_LEASE_TTL_S, STORE_HOLD_S
 from whimbrel.wire.cluster import Leader
 
 
@@ -109,8 +110,14 @@ class Leadership:
         if not term.predecessor:
             return
         async with self._database.read() as session:
-            outage = (tables.Incident.kind == "store_outage", tables.Incident.state == "open")
-            if await session.scalar(select(func.count()).select_from(tables.Incident).where(*outage)):
+            table = tables.Incident
+            of_outage = table.state == "open"
+            if term.predecessor == self.holder:
+                # Leases are restored with the store, and its own may still run out a little after it answers again.
+                lately = self._clock.wall() - dt.timedelta(seconds=STORE_HOLD_S + LEADER_LEASE_TTL_S)
+                of_outage = or_(of_outage, table.recovered_at > lately)
+            outages = select(func.count()).select_from(table).where(table.kind == "store_outage", of_outage)
+            if await session.scalar(outages):
                 return
             started = tables.Run.state.not_in([*TERMINAL, "pending"])
             active = await session.scalar(select(func.count()).select_from(tables.Run).where(started))
